@@ -1,0 +1,1 @@
+//! Sessions and verify: the public library of the runner.

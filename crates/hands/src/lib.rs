@@ -1,0 +1,1 @@
+//! Tiers, hand supervision and limits.

@@ -1,0 +1,1 @@
+//! Pure decisions: a request and the configuration in, a grant or a refusal out.

@@ -1,0 +1,202 @@
+//! Paths inside a branch: bytes, relative, without `.`, `..` or empty components, and safe to print.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use base64::Engine as _;
+use serde::{Deserialize, Serialize};
+
+/// The longest path that a branch takes, in bytes (Linux's `PATH_MAX` less the branch root's share).
+pub const PATH_BYTES_MAX: usize = 3072;
+
+/// A relative path below a branch root. Any bytes but NUL; no empty, `.` or `..` component; never empty.
+/// In JSON it is a string when it is UTF-8, else `{"base64": "…"}`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TreePath(Vec<u8>);
+
+/// Why bytes are not a [`TreePath`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// Nothing is left of the path.
+    #[error("the path is empty")]
+    Empty,
+    /// It starts with `/`.
+    #[error("the path `{0}` is absolute, not relative to the branch")]
+    Absolute(String),
+    /// It has a component that would leave or not name anything.
+    #[error("the path `{0}` has an empty, `.` or `..` component")]
+    Component(String),
+    /// It holds a NUL byte.
+    #[error("the path `{0}` holds a NUL byte")]
+    Nul(String),
+    /// It is longer than [`PATH_BYTES_MAX`].
+    #[error("the path has {0} bytes, more than {PATH_BYTES_MAX}")]
+    Long(usize),
+}
+
+impl TreePath {
+    /// Checks and takes `bytes`. A leading `./` and a trailing `/` are not taken off: callers normalise.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, PathError> {
+        let bytes = bytes.into();
+        let shown = || String::from_utf8_lossy(&bytes[..bytes.len().min(256)]).escape_debug().to_string();
+        if bytes.is_empty() {
+            return Err(PathError::Empty);
+        }
+        if bytes.len() > PATH_BYTES_MAX {
+            return Err(PathError::Long(bytes.len()));
+        }
+        if bytes[0] == b'/' {
+            return Err(PathError::Absolute(shown()));
+        }
+        if bytes.contains(&0) {
+            return Err(PathError::Nul(shown()));
+        }
+        if bytes.split(|b| *b == b'/').any(|part| matches!(part, b"" | b"." | b"..")) {
+            return Err(PathError::Component(shown()));
+        }
+        Ok(Self(bytes))
+    }
+
+    /// The bytes of the path.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The path for system calls, relative to a branch root.
+    pub fn as_path(&self) -> &Path {
+        Path::new(OsStr::from_bytes(&self.0))
+    }
+
+    /// The path's components, first to last.
+    pub fn components(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.split(|b| *b == b'/')
+    }
+
+    /// The directory that holds this path, or `None` at the top.
+    pub fn parent(&self) -> Option<TreePath> {
+        let cut = self.0.iter().rposition(|b| *b == b'/')?;
+        Some(Self(self.0[..cut].to_vec()))
+    }
+
+    /// The last component.
+    pub fn file_name(&self) -> &[u8] {
+        self.0.rsplit(|b| *b == b'/').next().unwrap_or(&self.0)
+    }
+
+    /// This path with `name` below it. `name` must be one good component.
+    pub fn join(&self, name: &[u8]) -> Result<TreePath, PathError> {
+        let mut bytes = self.0.clone();
+        bytes.push(b'/');
+        bytes.extend_from_slice(name);
+        Self::new(bytes)
+    }
+
+    /// Whether this path is `dir` or lies below it.
+    pub fn starts_with(&self, dir: &TreePath) -> bool {
+        self.0 == dir.0 || (self.0.starts_with(&dir.0) && self.0.get(dir.0.len()) == Some(&b'/'))
+    }
+}
+
+impl std::str::FromStr for TreePath {
+    type Err = PathError;
+    fn from_str(text: &str) -> Result<Self, PathError> {
+        Self::new(text.as_bytes())
+    }
+}
+
+/// Printed for people: UTF-8 as it is, control characters and other bytes escaped.
+impl fmt::Display for TreePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                if c.is_control() { write!(f, "{}", c.escape_default())? } else { write!(f, "{c}")? }
+            }
+            for byte in chunk.invalid() {
+                write!(f, "\\x{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for TreePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{self}`")
+    }
+}
+
+/// Bytes in JSON: a string when they are UTF-8, else `{"base64": "…"}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum JsonBytes {
+    /// UTF-8 text.
+    Text(String),
+    /// Anything else.
+    Base64 {
+        /// Standard base 64 with padding.
+        base64: String,
+    },
+}
+
+impl JsonBytes {
+    /// Takes bytes as they are.
+    pub fn new(bytes: &[u8]) -> Self {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Self::Text(text.to_owned()),
+            Err(_) => Self::Base64 { base64: base64::engine::general_purpose::STANDARD.encode(bytes) },
+        }
+    }
+
+    /// The bytes again; an error text if the base 64 is broken.
+    pub fn decode(&self) -> Result<Vec<u8>, String> {
+        match self {
+            Self::Text(text) => Ok(text.clone().into_bytes()),
+            Self::Base64 { base64 } => base64::engine::general_purpose::STANDARD
+                .decode(base64)
+                .map_err(|error| format!("not base 64: {error}")),
+        }
+    }
+}
+
+impl Serialize for TreePath {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        JsonBytes::new(&self.0).serialize(s)
+    }
+}
+
+impl<'de> Deserialize<'de> for TreePath {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let bytes = JsonBytes::deserialize(d)?.decode().map_err(serde::de::Error::custom)?;
+        Self::new(bytes).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_leave_or_name_nothing_are_refused() {
+        for bad in ["", "/etc", "..", "a/..", "a/../b", "./a", "a//b", "a/", "a\0b"] {
+            assert!(TreePath::new(bad).is_err(), "{bad:?}");
+        }
+        assert!(TreePath::new(vec![b'a'; PATH_BYTES_MAX + 1]).is_err());
+    }
+
+    #[test]
+    fn any_bytes_survive_json() {
+        for bytes in [&b"src/main.rs"[..], b"a\nb", b"\xff\xfe/x", "grüße".as_bytes()] {
+            let path = TreePath::new(bytes).unwrap();
+            let json = serde_json::to_string(&path).unwrap();
+            assert_eq!(serde_json::from_str::<TreePath>(&json).unwrap(), path, "{json}");
+        }
+        assert!(serde_json::from_str::<TreePath>("\"../x\"").is_err());
+    }
+
+    #[test]
+    fn printing_escapes_what_a_terminal_would_obey() {
+        assert_eq!(TreePath::new(&b"a\x1b[31m\n\xff"[..]).unwrap().to_string(), "a\\u{1b}[31m\\n\\xff");
+    }
+}

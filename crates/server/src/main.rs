@@ -1,0 +1,3 @@
+//! tendond: the runner as a daemon on a unix socket.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Bases, branches, capture, audit, diff and export.

@@ -1,0 +1,3 @@
+//! Set-up, demo, tests, benchmarks and soak of this workspace.
+
+fn main() {}
