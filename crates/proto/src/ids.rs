@@ -112,11 +112,7 @@ fn render(prefix: &str, random: [u8; 10]) -> String {
 fn check(prefix: &str, what: &'static str, text: &str) -> Result<String, IdError> {
     let digits = text.strip_prefix(prefix).unwrap_or("");
     let good = digits.len() == DIGITS && digits.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase());
-    if good {
-        Ok(text.to_owned())
-    } else {
-        Err(IdError { what, text: text.chars().take(64).collect() })
-    }
+    if good { Ok(text.to_owned()) } else { Err(IdError { what, text: text.chars().take(64).collect() }) }
 }
 
 #[cfg(test)]

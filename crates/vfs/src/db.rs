@@ -1,0 +1,126 @@
+//! The state database: SQLite in WAL mode, every commit synced, schema versioned by migrations.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+
+/// One script per version: the script at index `n` leads from version `n` to `n + 1`.
+const MIGRATIONS: &[&str] = &[include_str!("schema.sql")];
+
+/// How long a transaction waits for a lock that another process holds on the database.
+const BUSY_MAX: Duration = Duration::from_secs(5);
+
+/// A database that can't be opened or used.
+#[derive(Debug, thiserror::Error)]
+pub enum DbError {
+    /// Written by a newer tendon.
+    #[error("the state directory has schema version {found}, this tendon knows versions up to {known}")]
+    Newer {
+        /// Its version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+    /// SQLite failed.
+    #[error("the state database failed")]
+    Sqlite(#[from] rusqlite::Error),
+    /// A row holds what this version can't read.
+    #[error("the state database holds a damaged row: {0}")]
+    Damaged(String),
+}
+
+impl DbError {
+    /// Whether the disk is full.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, DbError::Sqlite(error)
+            if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull))
+    }
+
+    pub(crate) fn code(&self) -> proto::error::Code {
+        if self.is_full() { proto::error::Code::NoSpace } else { proto::error::Code::StateBad }
+    }
+}
+
+/// The one connection that writes. Reads go through it too: they are short.
+pub(crate) struct Db {
+    conn: Mutex<Connection>,
+}
+
+impl Db {
+    /// Opens or makes the database and brings it to the newest version.
+    pub(crate) fn open(path: &Path) -> Result<Self, DbError> {
+        let mut conn = Connection::open(path)?;
+        conn.busy_timeout(BUSY_MAX)?;
+        conn.pragma_update(None, "journal_mode", "wal")?;
+        conn.pragma_update(None, "synchronous", "full")?;
+        conn.pragma_update(None, "foreign_keys", true)?;
+        conn.pragma_update(None, "cache_size", -32_000)?;
+        conn.set_prepared_statement_cache_capacity(64);
+        migrate(&mut conn)?;
+        Ok(Self { conn: Mutex::new(conn) })
+    }
+
+    /// The connection, for reads outside a transaction.
+    pub(crate) fn read(&self) -> MutexGuard<'_, Connection> {
+        // A panic while it was held rolled its transaction back: the connection is still good.
+        self.conn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` in one transaction: all of it is committed and synced, or none of it happened.
+    pub(crate) fn write<T, E: From<DbError>>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut conn = self.read();
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(DbError::from)?;
+        let out = work(&tx)?;
+        tx.commit().map_err(DbError::from)?;
+        Ok(out)
+    }
+}
+
+fn migrate(conn: &mut Connection) -> Result<(), DbError> {
+    let known = u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX);
+    let found: u32 = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if found > known {
+        return Err(DbError::Newer { found, known });
+    }
+    for (from, script) in MIGRATIONS.iter().enumerate().skip(found as usize) {
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        tx.execute_batch(script)?;
+        tx.pragma_update(None, "user_version", u32::try_from(from + 1).unwrap_or(u32::MAX))?;
+        tx.commit()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_opens_again_and_a_newer_one_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.db");
+        drop(Db::open(&path).unwrap());
+        let db = Db::open(&path).unwrap();
+        db.read().pragma_update(None, "user_version", 99).unwrap();
+        drop(db);
+        assert!(matches!(Db::open(&path), Err(DbError::Newer { found: 99, .. })));
+    }
+
+    #[test]
+    fn a_failed_transaction_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = Db::open(&dir.path().join("t.db")).unwrap();
+        let failed: Result<(), DbError> = db.write(|tx| {
+            tx.execute("INSERT INTO meta VALUES ('a', x'00')", [])?;
+            Err(DbError::Damaged("no".into()))
+        });
+        assert!(failed.is_err());
+        let rows: u32 = db.read().query_row("SELECT count(*) FROM meta", [], |r| r.get(0)).unwrap();
+        assert_eq!(rows, 0);
+    }
+}

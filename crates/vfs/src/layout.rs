@@ -1,0 +1,70 @@
+//! Where everything lies in the state directory. Makes the directories; knows nothing of their content.
+
+use std::fs::{DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use proto::ids::{BranchId, LayerId};
+
+/// The paths of a state directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// Makes the directories that are missing. Nothing but the owner can read them.
+    pub(crate) fn create(root: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(root)?;
+        let root = root.canonicalize()?;
+        for name in ["run", "blobs", "bases", "layers", "branches", "mirrors", "logs", "tmp"] {
+            let path = root.join(name);
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    std::fs::set_permissions(&path, Permissions::from_mode(0o700))?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { root })
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+    pub(crate) fn db(&self) -> PathBuf {
+        self.root.join("tendon.db")
+    }
+    pub(crate) fn audit_key(&self) -> PathBuf {
+        self.root.join("audit.key")
+    }
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+    pub(crate) fn tmp(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+    pub(crate) fn mirrors(&self) -> PathBuf {
+        self.root.join("mirrors")
+    }
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+    /// A base's tree, by its layer.
+    pub(crate) fn base(&self, layer: &LayerId) -> PathBuf {
+        self.root.join("bases").join(layer.as_str())
+    }
+    /// A sealed layer's upper (overlay) or whole tree (copy).
+    pub(crate) fn layer(&self, layer: &LayerId) -> PathBuf {
+        self.root.join("layers").join(layer.as_str())
+    }
+    /// A branch's directory: `upper` and `work`, or `tree`.
+    pub(crate) fn branch(&self, branch: &BranchId) -> PathBuf {
+        self.root.join("branches").join(branch.as_str())
+    }
+}
