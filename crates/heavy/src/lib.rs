@@ -3,6 +3,15 @@
 
 #![forbid(unsafe_code)]
 
+pub mod acks;
 pub mod disk;
+pub mod leftovers;
 pub mod mount;
 pub mod random;
+pub mod tendon;
+pub mod workload;
+
+/// A count that a soak raises by the environment: `name`'s value, else `default`.
+pub fn count(name: &str, default: usize) -> usize {
+    testkit::process::variable(name).and_then(|text| text.parse().ok()).unwrap_or(default)
+}
