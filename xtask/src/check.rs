@@ -42,14 +42,18 @@ fn tests(args: &[String]) -> Result<(), Failure> {
 
 /// nextest where it is installed, else cargo's own runner.
 fn runner() -> std::process::Command {
-    let nextest = program("cargo").args(["nextest", "--version"]).output();
-    if nextest.is_ok_and(|output| output.status.success()) {
+    if nextest() {
         return cargo(&["nextest", "run", "--workspace"]);
     }
     say(
-        "cargo-nextest is not installed: using cargo test, which is slower and prints more (cargo install --locked cargo-nextest)",
+        "cargo-nextest is not installed: using cargo test, which is slower (cargo install --locked cargo-nextest)",
     );
     cargo(&["test", "--workspace"])
+}
+
+/// Whether cargo-nextest is installed.
+pub fn nextest() -> bool {
+    program("cargo").args(["nextest", "--version"]).output().is_ok_and(|output| output.status.success())
 }
 
 /// The file in which tests note what they skipped, empty.

@@ -5,6 +5,7 @@
 mod check;
 mod demo;
 mod layering;
+mod long;
 mod setup;
 mod shell;
 
@@ -18,6 +19,9 @@ usage: cargo xtask COMMAND
   demo          install what is missing, build, and verify a real crate twice: as it is, and with a bug in it
   test [ARGS]   install what is missing, build, and run the whole test suite (ARGS go to the test runner)
   ci            what CI runs: formatting, lints, layering, tests, documentation
+  bench [ARGS]  measure against peers in the same run (release build); --write updates docs/benchmarks.md
+  soak          the heavy tests at full length: 100 power cuts, 200 killed runners, minutes of fuzzing
+  fuzz [SECS]   every fuzz target for so long (10 s), without a special compiler; fuzz/ has them for cargo-fuzz
   layering      check which crate links which, and where unsafe code is allowed
   setup         only install what demo, test and ci need
 ";
@@ -32,6 +36,9 @@ fn main() -> ExitCode {
         "demo" => demo::demo(),
         "test" => check::test(rest),
         "ci" => check::ci(),
+        "bench" => long::bench(rest),
+        "soak" => long::soak(rest),
+        "fuzz" => long::fuzz(rest),
         "layering" => layering::check(),
         "setup" => setup::setup(setup::For::Tests),
         "help" | "--help" | "-h" => {

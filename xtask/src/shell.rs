@@ -65,12 +65,6 @@ pub fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// An environment variable of this run.
-#[expect(clippy::disallowed_methods, reason = "the one place where this program reads its environment")]
-pub fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
 /// The workspace's root.
 pub fn root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));

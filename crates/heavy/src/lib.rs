@@ -5,6 +5,7 @@
 
 pub mod acks;
 pub mod disk;
+pub mod fuzz;
 pub mod leftovers;
 pub mod mount;
 pub mod random;
