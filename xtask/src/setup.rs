@@ -38,8 +38,8 @@ const WANTED: &[Wanted] = &[
         why: "tests that verify JavaScript projects",
         demo: false,
     },
+    Wanted { need: Need::Loop, packages: &["mount", "e2fsprogs"], why: "tests of power cuts", demo: false },
     Wanted { need: Need::Npm, packages: &["npm"], why: "tests that verify JavaScript projects", demo: false },
-    Wanted { need: Need::Acl, packages: &["libacl1-dev"], why: "building pjdfstest", demo: false },
 ];
 
 /// Makes the machine ready, or fails with the command that would.

@@ -35,8 +35,6 @@ pub enum Need {
     Python,
     /// cargo, and the crate registry that it is configured for.
     Registry,
-    /// The headers and library of POSIX access control lists, which pjdfstest is built with.
-    Acl,
     /// An ext4 image on a loop device.
     Loop,
     /// Serving a file system from this process, as root.
@@ -56,7 +54,6 @@ pub const ALL: &[Need] = &[
     Need::Npm,
     Need::Python,
     Need::Registry,
-    Need::Acl,
     Need::Loop,
     Need::Fuse,
 ];
@@ -76,7 +73,6 @@ impl Need {
             Need::Npm => "npm",
             Need::Python => "python",
             Need::Registry => "registry",
-            Need::Acl => "acl",
             Need::Loop => "loop",
             Need::Fuse => "fuse",
         }
@@ -108,7 +104,6 @@ impl Need {
             Need::Npm => try_run(command("npm").arg("--version")),
             Need::Python => try_run(command("python3").args(["-c", "pass"])),
             Need::Registry => probe_registry(),
-            Need::Acl => probe_acl(),
             Need::Loop => probe_loop(),
             Need::Fuse => probe_fuse(),
         }
@@ -240,15 +235,6 @@ fn probe_registry() -> Result<(), String> {
     );
     write(&dir.path().join("src/lib.rs"), "");
     try_run(command("cargo").args(["fetch", "--quiet"]).current_dir(dir.path()))
-}
-
-fn probe_acl() -> Result<(), String> {
-    let dir = temp_dir("probe");
-    write(
-        &dir.path().join("a.c"),
-        "#include <sys/acl.h>\nint main(void) { return acl_free(acl_init(1)); }\n",
-    );
-    try_run(command("cc").args(["a.c", "-lacl"]).current_dir(dir.path()))
 }
 
 fn probe_fuse() -> Result<(), String> {
