@@ -105,23 +105,8 @@ fn fresh_place() -> Result<PathBuf, Failure> {
 /// Has cargo download the crate, and makes a git repository of its files.
 fn fetch(place: &Path) -> Result<PathBuf, Failure> {
     step(format_args!("Download of {CRATE} {VERSION} from the crate registry, into a git repository"));
-    let carrier = place.join("carrier");
-    std::fs::create_dir_all(carrier.join("src"))?;
-    std::fs::write(carrier.join("src/lib.rs"), "")?;
-    let manifest = format!(
-        "[package]\nname = \"carrier\"\nversion = \"0.0.0\"\nedition = \"2021\"\n[dependencies]\n{CRATE} = \"={VERSION}\"\n[workspace]\n"
-    );
-    std::fs::write(carrier.join("Cargo.toml"), manifest)?;
-    run(program("cargo").args(["vendor", "--quiet", "vendor"]).stdout(Stdio::null()).current_dir(&carrier))?;
     let repo = place.join(CRATE);
-    std::fs::rename(carrier.join("vendor").join(CRATE), &repo)?;
-    std::fs::remove_dir_all(&carrier)?;
-    std::fs::remove_file(repo.join(".cargo-checksum.json"))?;
-    std::fs::write(repo.join(".gitignore"), "/target\n")?;
-    // The manifest says that no workspace holds the crate; what its tests need goes to cargo's cache, for there is no network later.
-    let manifest = std::fs::read_to_string(repo.join("Cargo.toml"))?;
-    std::fs::write(repo.join("Cargo.toml"), format!("{manifest}\n[workspace]\n"))?;
-    run(program("cargo").args(["fetch", "--quiet"]).current_dir(&repo))?;
+    testkit::registry::fetch_crate(CRATE, VERSION, &repo).map_err(Failure::new)?;
     run(git(&repo).args(["init", "--quiet", "--initial-branch=main"]))?;
     run(git(&repo).args(["add", "--all"]))?;
     run(git(&repo).args(["commit", "--quiet", "--message", "semver, as published"]))?;

@@ -5,6 +5,7 @@
 pub mod fixtures;
 pub mod need;
 pub mod process;
+pub mod registry;
 pub mod user;
 
 pub use fixtures::{GitRepo, temp_dir, tree_of_files};

@@ -33,6 +33,8 @@ pub enum Need {
     Npm,
     /// Python 3.
     Python,
+    /// pip, Python's package client.
+    Pip,
     /// cargo, and the crate registry that it is configured for.
     Registry,
     /// An ext4 image on a loop device.
@@ -53,6 +55,7 @@ pub const ALL: &[Need] = &[
     Need::Node,
     Need::Npm,
     Need::Python,
+    Need::Pip,
     Need::Registry,
     Need::Loop,
     Need::Fuse,
@@ -72,6 +75,7 @@ impl Need {
             Need::Node => "node",
             Need::Npm => "npm",
             Need::Python => "python",
+            Need::Pip => "pip",
             Need::Registry => "registry",
             Need::Loop => "loop",
             Need::Fuse => "fuse",
@@ -103,6 +107,7 @@ impl Need {
             Need::Node => try_run(command("node").args(["--eval", "0"])),
             Need::Npm => try_run(command("npm").arg("--version")),
             Need::Python => try_run(command("python3").args(["-c", "pass"])),
+            Need::Pip => try_run(command("python3").args(["-m", "pip", "--version"])),
             Need::Registry => probe_registry(),
             Need::Loop => probe_loop(),
             Need::Fuse => probe_fuse(),
