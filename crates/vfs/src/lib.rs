@@ -6,19 +6,28 @@
 mod audit;
 mod blobs;
 mod clock;
+mod content;
 mod db;
 mod entries;
+mod hashing;
 mod key;
 mod layout;
+mod rules;
+mod scan;
 mod sql;
 mod store;
 mod tree;
+mod walk;
+#[cfg(test)]
+mod world;
 
 pub use audit::{Actor, AuditCheck, AuditFilter, KeyError, LOG_ROWS_MAX};
 pub use blobs::BlobError;
 pub use clock::{Clock, SystemClock};
+pub use content::{Content, ContentError};
 pub use db::DbError;
 pub use entries::{Class, Entry, Kind, StatId};
+pub use scan::{ScanError, ScanReport, Writers};
 pub use sql::{SqlError, SqlTable};
 pub use store::{EngineChoice, OpenError, Store, StoreOptions};
 pub use tree::TreeHasher;

@@ -125,6 +125,7 @@ impl Store {
         let key = crate::audit::open_key(&db, &layout.audit_key())
             .map_err(|source| OpenError::Audit { dir: dir.to_owned(), source })?;
         let blobs = Blobs::new(layout.blobs());
+        blobs.settle().map_err(io_error)?;
         Ok(Self { inner: Arc::new(Inner { layout, options, db, blobs, key, _lock: lock }) })
     }
 
