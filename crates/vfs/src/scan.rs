@@ -30,6 +30,9 @@ const PATHS_MAX: usize = 1_000;
 /// and dirty takes more writes without a new timestamp until the kernel has written it out, after about 35 s.
 const MAPPED_NS_MAX: i64 = 60_000_000_000;
 
+/// Stands for the identity of a file that lies in a sealed layer while the open layer says in which class it is now.
+const THROUGH: StatId = StatId { ctime_ns: -1, mtime_ns: 0, ino: 0 };
+
 /// Whether a process that can write to the branch may be alive during a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
@@ -325,6 +328,7 @@ impl Scan<'_> {
             }
             if own.kind != Kind::Whiteout {
                 let after = match self.lower(path)? {
+                    Some(_) if own.stat == THROUGH && self.cover(path).is_none() => continue,
                     Some(_) => After::Whiteout,
                     None => After::Lower(None),
                 };
@@ -464,7 +468,8 @@ impl Scan<'_> {
             }
             let class = self.class_of(rules, &path, entry.kind == Kind::Dir)?;
             if class != entry.class {
-                let after = After::Class(Entry { class, ..entry.clone() });
+                let stat = if self.walk.get(&path).is_some() { entry.stat } else { THROUGH };
+                let after = After::Class(Entry { class, stat, ..entry.clone() });
                 changes.insert(path, Change { before: Some(entry), after });
             }
         }

@@ -167,9 +167,9 @@ fn no_write_right_after_a_scan_is_missed() {
     let mut world = World::new(base);
     let b = world.copy();
     let until = Instant::now() + Duration::from_secs(3);
-    let mut n = 0;
+    let mut n = 0_u8;
     while Instant::now() < until {
-        n += 1;
+        n = n.wrapping_add(1);
         // The same size, the same inode, within one tick of the clock.
         std::fs::write(b.at("a"), [b'0' + n % 2]).unwrap();
         world.scan(&b);
