@@ -7,6 +7,7 @@ mod blobs;
 mod clock;
 mod db;
 mod entries;
+pub mod git;
 mod layout;
 mod store;
 mod tree;
