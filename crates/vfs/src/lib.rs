@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod base;
 mod blobs;
 mod clock;
 mod db;
@@ -12,6 +13,7 @@ mod layout;
 mod store;
 mod tree;
 
+pub use base::{BaseError, DirSource, FreezeError, GcError, GcReport, GitSource};
 pub use blobs::BlobError;
 pub use clock::{Clock, SystemClock};
 pub use db::DbError;

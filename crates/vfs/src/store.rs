@@ -95,6 +95,7 @@ pub(crate) struct Inner {
     pub(crate) options: StoreOptions,
     pub(crate) db: Db,
     pub(crate) blobs: Blobs,
+    pub(crate) leases: crate::base::Leases,
     /// Held, not read: the kernel lets go of the lock when the runner dies.
     _lock: File,
 }
@@ -108,7 +109,8 @@ impl Store {
         empty(&layout.tmp()).map_err(io_error)?;
         let db = Db::open(&layout.db()).map_err(|source| OpenError::Db { dir: dir.to_owned(), source })?;
         let blobs = Blobs::new(layout.blobs());
-        Ok(Self { inner: Arc::new(Inner { layout, options, db, blobs, _lock: lock }) })
+        let leases = crate::base::Leases::default();
+        Ok(Self { inner: Arc::new(Inner { layout, options, db, blobs, leases, _lock: lock }) })
     }
 
     /// The state directory.
@@ -150,7 +152,7 @@ fn empty(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            std::fs::remove_dir_all(entry.path())?;
+            crate::base::remove_tree(&entry.path())?;
         } else {
             std::fs::remove_file(entry.path())?;
         }
