@@ -2,10 +2,11 @@
 //! reads the branch's own directory, compares it with what its open layer says, and commits entries and audit rows in
 //! one transaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use proto::error::{Code, Coded};
 use proto::ids::{BranchId, LayerId};
@@ -22,10 +23,13 @@ use crate::entries::{self, Chain, Class, Entry, Kind, StatId};
 use crate::hashing::{self, Captured, Job, KEPT_BYTES_MAX};
 use crate::rules::{RULES_BYTES_MAX, RuleSource, Rules, is_rules};
 use crate::store::Store;
+use crate::tree::TreeHasher;
 use crate::walk::{Below, Marks, NOTES_MAX, Seen, Walk, What, open_beneath, walk};
 
 /// Changed paths that a report lists.
 const PATHS_MAX: usize = 1_000;
+/// Tree hashes that are remembered.
+const TREES_MAX: usize = 4_096;
 /// While writers live, a file that changed less than this ago is read again at the next scan: a page that is mapped
 /// and dirty takes more writes without a new timestamp until the kernel has written it out, after about 35 s.
 const MAPPED_NS_MAX: i64 = 60_000_000_000;
@@ -127,7 +131,78 @@ impl Layers {
     }
 }
 
+/// What scans and their readers share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    locks: Mutex<HashMap<BranchId, Weak<Mutex<()>>>>,
+    /// Tree hashes by topmost layer, each with the audit sequence number that it holds for.
+    trees: Mutex<HashMap<LayerId, (u64, String)>>,
+}
+
+impl Shared {
+    /// The lock of a branch: who holds it may change the branch's files and what is recorded of them.
+    pub(crate) fn lock(&self, branch: &BranchId) -> Arc<Mutex<()>> {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = locks.get(branch).and_then(Weak::upgrade) {
+            return lock;
+        }
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::new(Mutex::new(()));
+        locks.insert(branch.clone(), Arc::downgrade(&lock));
+        lock
+    }
+}
+
 impl Store {
+    /// Records what changed on a branch, as done by `actor`, with a row of its own for `detail` (a command line). No
+    /// process that can write to the branch may be alive: see [`Store::scan_live`].
+    pub fn scan(
+        &self,
+        branch: &BranchId,
+        actor: &Actor,
+        detail: Option<&str>,
+    ) -> Result<ScanReport, ScanError> {
+        let lock = self.inner.capture.lock(branch);
+        let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.scan_locked(branch, actor, detail, Writers::Gone)
+    }
+
+    /// As [`Store::scan`], while background processes may go on writing.
+    pub fn scan_live(
+        &self,
+        branch: &BranchId,
+        actor: &Actor,
+        detail: Option<&str>,
+    ) -> Result<ScanReport, ScanError> {
+        let lock = self.inner.capture.lock(branch);
+        let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.scan_locked(branch, actor, detail, Writers::MayLive)
+    }
+
+    /// The tree hash of a branch as of its last scan or direct edit.
+    pub fn tree_hash(&self, branch: &BranchId) -> Result<String, ScanError> {
+        let conn = self.inner.db.reader()?;
+        // One snapshot for the sequence number and the entries.
+        let tx = conn.unchecked_transaction().map_err(DbError::from)?;
+        let layers = Layers::of(&tx, branch)?.ok_or_else(|| ScanError::NoBranch(branch.clone()))?;
+        let seq = entries::last_seq(&tx, branch)?;
+        let trees = || self.inner.capture.trees.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, tree)) = trees().get(&layers.open)
+            && *at == seq
+        {
+            return Ok(tree.clone());
+        }
+        let mut hasher = TreeHasher::default();
+        entries::each_merged(&tx, &layers.chain(), |path, entry| hasher.add(path, entry))?;
+        let tree = hasher.finish();
+        let mut trees = trees();
+        if trees.len() >= TREES_MAX {
+            trees.clear();
+        }
+        trees.insert(layers.open.clone(), (seq, tree.clone()));
+        Ok(tree)
+    }
+
     /// Records what changed on a branch, as done by `actor`, with a row of its own for `detail` (a command line).
     /// The caller holds the branch's lock.
     pub(crate) fn scan_locked(

@@ -110,6 +110,8 @@ pub(crate) struct Inner {
     pub(crate) db: Db,
     pub(crate) blobs: Blobs,
     pub(crate) key: AuditKey,
+    pub(crate) leases: crate::base::Leases,
+    pub(crate) capture: crate::scan::Shared,
     /// Held, not read: the kernel lets go of the lock when the runner dies.
     _lock: File,
 }
@@ -126,7 +128,11 @@ impl Store {
             .map_err(|source| OpenError::Audit { dir: dir.to_owned(), source })?;
         let blobs = Blobs::new(layout.blobs());
         blobs.settle().map_err(io_error)?;
-        Ok(Self { inner: Arc::new(Inner { layout, options, db, blobs, key, _lock: lock }) })
+        let leases = crate::base::Leases::default();
+        let capture = crate::scan::Shared::default();
+        Ok(Self {
+            inner: Arc::new(Inner { layout, options, db, blobs, key, leases, capture, _lock: lock }),
+        })
     }
 
     /// The state directory.
@@ -168,7 +174,7 @@ fn empty(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            std::fs::remove_dir_all(entry.path())?;
+            crate::base::remove_tree(&entry.path())?;
         } else {
             std::fs::remove_file(entry.path())?;
         }
