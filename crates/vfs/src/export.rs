@@ -182,3 +182,7 @@ pub(crate) fn no_branch(error: DiffError) -> ExportError {
         DiffError::Content(_) | DiffError::Git(_) | DiffError::Io(_) | DiffError::Db(_) => error.into(),
     }
 }
+
+#[cfg(test)]
+#[path = "export_tests.rs"]
+mod tests;

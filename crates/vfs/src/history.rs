@@ -397,3 +397,7 @@ impl Writer<'_> {
         rustix::fs::chownat(parent, path.file_name(), Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
     }
 }
+
+#[cfg(test)]
+#[path = "history_tests.rs"]
+mod tests;

@@ -30,7 +30,8 @@ pub(crate) struct World {
     pub(crate) base: BaseId,
     base_layer: LayerId,
     next: u8,
-    pub(crate) dir: tempfile::TempDir,
+    #[expect(dead_code, reason = "removed when the world ends")]
+    dir: tempfile::TempDir,
 }
 
 pub(crate) struct Branch {
@@ -83,6 +84,27 @@ impl World {
         world
     }
 
+    /// A store with the base that `freeze` makes in it.
+    pub(crate) fn frozen(freeze: impl FnOnce(&Store) -> proto::api::BaseInfo) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Arc::new(SystemClock);
+        let options = StoreOptions { engine: EngineChoice::Auto, owner: None, clock };
+        let store = Store::open(dir.path(), options).unwrap();
+        let base = freeze(&store).id;
+        let layer: String = store
+            .inner
+            .db
+            .read()
+            .query_row("SELECT layer FROM bases WHERE id = ?1", [base.as_str()], |row| row.get(0))
+            .unwrap();
+        Self { store, base, base_layer: layer.parse().unwrap(), next: 1, dir }
+    }
+
+    /// The branch's last audit row.
+    pub(crate) fn seq(&self, branch: &Branch) -> u64 {
+        entries::last_seq(&self.store.inner.db.read(), &branch.id).unwrap()
+    }
+
     fn add_layer(&self, layer: &LayerId, parent: Option<&LayerId>, state: &str, engine: &str) {
         let insert = "INSERT INTO layers VALUES (?1, ?2, ?3, 0, ?4, ?5, 0)";
         let parent = parent.map(LayerId::as_str);
@@ -111,8 +133,7 @@ impl World {
 
     /// A mounted overlay branch, or `None` where this process can't mount.
     pub(crate) fn overlay(&mut self) -> Option<Branch> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: mounting an overlay needs root");
+        if !testkit::have(testkit::Need::Root) {
             return None;
         }
         let id = self.add_branch("overlay");
@@ -218,6 +239,9 @@ impl Branch {
     pub(crate) fn at(&self, path: &str) -> PathBuf {
         self.root.join(path)
     }
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
     pub(crate) fn write(&self, path: &str, text: &str) {
         let at = self.at(path);
         std::fs::create_dir_all(at.parent().unwrap()).unwrap();
@@ -259,7 +283,23 @@ pub(crate) fn shown(root: &Path) -> Shown {
     out
 }
 
-fn copy_tree(from: &Path, to: &Path) {
+/// The files and symlinks of `shown` that lie outside `.git`, as git knows them.
+pub(crate) fn as_git(shown: &Shown) -> BTreeMap<TreePath, (&'static str, Vec<u8>)> {
+    let files = shown.iter().filter(|(path, _)| !path.components().any(|part| part == b".git"));
+    files
+        .filter_map(|(path, (kind, mode, bytes))| {
+            let mode = match kind {
+                Kind::File if mode & 0o100 != 0 => "100755",
+                Kind::File => "100644",
+                Kind::Symlink => "120000",
+                Kind::Dir | Kind::Other | Kind::Whiteout => return None,
+            };
+            Some((path.clone(), (mode, bytes.clone())))
+        })
+        .collect()
+}
+
+pub(crate) fn copy_tree(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
     for (path, (kind, mode, bytes)) in shown(from) {
         let (from, to) = (from.join(path.as_path()), to.join(path.as_path()));
