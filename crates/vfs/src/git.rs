@@ -64,7 +64,8 @@ const CONFIG: &[(&str, &str)] = &[
 ];
 
 /// Never asks, and notices a dead peer.
-const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=4";
+const SSH: &str =
+    "ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=4";
 
 /// How `fetch` and `ls-remote` start git in another local repository. git takes our configuration out of that child's
 /// environment, so what matters there is repeated.
@@ -136,9 +137,14 @@ impl Coded for GitError {
 }
 
 fn wants_credentials(stderr: &str) -> bool {
-    ["could not read Username", "Authentication failed", "terminal prompts disabled", "Permission denied (publickey"]
-        .iter()
-        .any(|said| stderr.contains(said))
+    [
+        "could not read Username",
+        "Authentication failed",
+        "terminal prompts disabled",
+        "Permission denied (publickey",
+    ]
+    .iter()
+    .any(|said| stderr.contains(said))
 }
 
 /// A git command to be: where it runs and what is set for it.
@@ -248,7 +254,10 @@ impl Git {
         }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "the one place of this crate that spawns and that needs the user's environment")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the one place of this crate that spawns and that needs the user's environment"
+    )]
     fn command(&self) -> Command {
         let var = std::env::var_os;
         let mut command = Command::new("git");
@@ -310,7 +319,11 @@ impl Git {
             Ok(Pumped::Closed) => {}
             Ok(Pumped::Late) => {
                 let stderr = stop(&mut child);
-                return Err(GitError::TimedOut { command: name, seconds: started.elapsed().as_secs(), stderr });
+                return Err(GitError::TimedOut {
+                    command: name,
+                    seconds: started.elapsed().as_secs(),
+                    stderr,
+                });
             }
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
                 stop(&mut child);
@@ -334,7 +347,10 @@ impl Default for Git {
 
 /// Where the user's own git configuration keeps patterns of files to ignore everywhere: `core.excludesFile` of the
 /// global configuration, else git's default place.
-#[expect(clippy::disallowed_methods, reason = "the user's home is named by the environment, and this module reads it")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the user's home is named by the environment, and this module reads it"
+)]
 pub(crate) fn user_excludes() -> Option<PathBuf> {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from)?;
     let xdg = std::env::var_os("XDG_CONFIG_HOME").filter(|dir| !dir.is_empty());

@@ -154,7 +154,11 @@ impl Job<'_> {
         }
     }
 
-    fn group(&self, dir: Option<&TreePath>, paths: Vec<TreePath>) -> Result<Vec<(TreePath, Leaf)>, FreezeError> {
+    fn group(
+        &self,
+        dir: Option<&TreePath>,
+        paths: Vec<TreePath>,
+    ) -> Result<Vec<(TreePath, Leaf)>, FreezeError> {
         let fd = match open_dir(self.root, dir) {
             Ok(fd) => fd,
             Err(error) if is_gone(error) => return Ok(Vec::new()),

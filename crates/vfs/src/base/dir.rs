@@ -97,7 +97,9 @@ impl Store {
         let fetched = self.fetch_history(repo, mirror, draft, progress);
         match fetched {
             Ok(history) => Ok(Some(history)),
-            Err(FreezeError::Git(GitError::Failed { command, stderr, .. })) if !stderr.contains("No space") => {
+            Err(FreezeError::Git(GitError::Failed { command, stderr, .. }))
+                if !stderr.contains("No space") =>
+            {
                 super::remove_tree(&draft.git_dir()).or_else(ignore_missing).map_err(FreezeError::Store)?;
                 warnings.push(format!("frozen without git history: git {command} said: {stderr}"));
                 Ok(None)
@@ -115,7 +117,8 @@ impl Store {
     ) -> Result<History, FreezeError> {
         let mut remote = mirror.look()?;
         let settings = repo.settings();
-        let is_sha256 = settings.iter().any(|(key, value)| key == "extensions.objectformat" && value == "sha256");
+        let is_sha256 =
+            settings.iter().any(|(key, value)| key == "extensions.objectformat" && value == "sha256");
         remote.format = if is_sha256 { "sha256" } else { "sha1" };
         let commit = remote.head_commit.clone();
         let head = match remote.head.clone().filter(|_| commit.is_some()) {
@@ -126,7 +129,8 @@ impl Store {
         mirror.write_dot_git(&draft.git_dir(), &head, &settings)?;
         take_index(repo, &draft.git_dir())?;
         let merge = draft.git_dir().join("MERGE_HEAD");
-        for other in read_small(&merge).unwrap_or_default().split(|b| *b == b'\n').filter(|id| !id.is_empty()) {
+        for other in read_small(&merge).unwrap_or_default().split(|b| *b == b'\n').filter(|id| !id.is_empty())
+        {
             let other = String::from_utf8_lossy(other);
             if mirror.resolve(&other)?.is_none() {
                 mirror.fetch_one(&other, progress)?;
@@ -192,7 +196,8 @@ fn choose(
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(not_found()),
         Err(source) => return Err(FreezeError::Read { path: shown(path), source }),
     };
-    let unusable = |reason: &str, hint| FreezeError::Unusable { path: shown(path), reason: reason.into(), hint };
+    let unusable =
+        |reason: &str, hint| FreezeError::Unusable { path: shown(path), reason: reason.into(), hint };
     if !dir.is_dir() {
         return Err(unusable("it is not a directory", "name the directory that holds it"));
     }
@@ -209,7 +214,11 @@ fn choose(
     if repo.refused.is_some() || !tracks(&repo, &top, &dir, draft)? {
         return Ok((dir, None));
     }
-    warnings.push(format!("{} is a part of the repository {}: all of it was taken", shown(&dir), shown(&top)));
+    warnings.push(format!(
+        "{} is a part of the repository {}: all of it was taken",
+        shown(&dir),
+        shown(&top)
+    ));
     Ok((top, Some(repo)))
 }
 
@@ -218,7 +227,8 @@ fn choose(
 fn tracks(repo: &Repo, top: &Path, dir: &Path, draft: &Draft) -> Result<bool, FreezeError> {
     let git_dir = scratch_repo(&draft.dir.join("above"), repo)?;
     let below = text(dir.strip_prefix(top).unwrap_or(dir))?;
-    let found = git_for(&git_dir, top).env("GIT_LITERAL_PATHSPECS", "1").run(&["ls-files", "-z", "--", &below])?;
+    let found =
+        git_for(&git_dir, top).env("GIT_LITERAL_PATHSPECS", "1").run(&["ls-files", "-z", "--", &below])?;
     Ok(!found.is_empty())
 }
 
@@ -249,7 +259,9 @@ fn unborn_head(git_dir: &Path) -> Head {
     let text = read_small(&git_dir.join("HEAD")).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     match text.trim().strip_prefix("ref: ") {
-        Some(name) if name.starts_with("refs/heads/") && !name.contains("/.") => Head::Branch(name.to_owned()),
+        Some(name) if name.starts_with("refs/heads/") && !name.contains("/.") => {
+            Head::Branch(name.to_owned())
+        }
         _ => Head::Branch("refs/heads/main".to_owned()),
     }
 }
@@ -272,7 +284,8 @@ fn bring_staged(repo: &Repo, git_dir: &Path, commit: Option<&str>) -> Result<(),
         }
     }
     if let Some(commit) = commit {
-        let changed = git.run(&["diff-index", "--cached", "--raw", "--no-renames", "--no-abbrev", "-z", commit])?;
+        let changed =
+            git.run(&["diff-index", "--cached", "--raw", "--no-renames", "--no-abbrev", "-z", commit])?;
         for line in changed.split(|b| *b == 0).filter(|line| line.starts_with(b":")) {
             let words: Vec<&[u8]> = line.split(|b| *b == b' ').collect();
             if let [_, mode, _, oid, _] = words[..]

@@ -110,7 +110,11 @@ impl Mirror {
                 }
             }
         }
-        if !out.head.as_ref().is_some_and(|head| matches!(head, Head::Branch(name) if name.starts_with("refs/heads/"))) {
+        if !out
+            .head
+            .as_ref()
+            .is_some_and(|head| matches!(head, Head::Branch(name) if name.starts_with("refs/heads/")))
+        {
             out.head = out.head_commit.clone().map(Head::Detached);
         }
         Ok(out)
@@ -153,7 +157,12 @@ impl Mirror {
         self.fetch_refs(&[], &[&format!("+{rev}:refs/tendon/one")], progress)
     }
 
-    fn fetch_refs(&self, options: &[&str], refs: &[&str], progress: &dyn Fn(&str)) -> Result<(), FreezeError> {
+    fn fetch_refs(
+        &self,
+        options: &[&str],
+        refs: &[&str],
+        progress: &dyn Fn(&str),
+    ) -> Result<(), FreezeError> {
         let mut args = vec!["fetch", "--progress", "--no-tags", "--force", "--update-shallow"];
         args.extend(["--no-write-fetch-head", "--no-auto-maintenance"]);
         args.extend(options);
@@ -178,14 +187,17 @@ impl Mirror {
     pub(super) fn resolve(&self, rev: &str) -> Result<Option<(String, Head)>, FreezeError> {
         let git = self.git();
         let commit = format!("{rev}^{{commit}}");
-        let Some(commit) = git.ask(&["rev-parse", "--verify", "--quiet", "--end-of-options", &commit])? else {
+        let Some(commit) = git.ask(&["rev-parse", "--verify", "--quiet", "--end-of-options", &commit])?
+        else {
             return Ok(None);
         };
         let commit = String::from_utf8_lossy(&commit).trim().to_owned();
-        let name = git.ask(&["rev-parse", "--verify", "--quiet", "--symbolic-full-name", "--end-of-options", rev]);
+        let name =
+            git.ask(&["rev-parse", "--verify", "--quiet", "--symbolic-full-name", "--end-of-options", rev]);
         let name = name.ok().flatten().unwrap_or_default();
         let name = String::from_utf8_lossy(&name).trim().to_owned();
-        let head = if name.starts_with("refs/heads/") { Head::Branch(name) } else { Head::Detached(commit.clone()) };
+        let head =
+            if name.starts_with("refs/heads/") { Head::Branch(name) } else { Head::Detached(commit.clone()) };
         Ok(Some((commit, head)))
     }
 

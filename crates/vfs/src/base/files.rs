@@ -33,7 +33,8 @@ impl Store {
         for (path, (content, executable)) in &files {
             write(&draft, path, content, *executable).map_err(FreezeError::Store)?;
         }
-        let source = if files.len() == 1 { "1 inline file".into() } else { format!("{} inline files", files.len()) };
+        let source =
+            if files.len() == 1 { "1 inline file".into() } else { format!("{} inline files", files.len()) };
         let about = About { content, source, git_head: None, mirror: None, warnings: Vec::new() };
         let how = seal::How { hashes: Some(&hashes), ..seal::How::default() };
         self.keep(&draft, about, &how)

@@ -115,7 +115,8 @@ impl Store {
             }
             let mut layers = tx.prepare_cached("SELECT id FROM layers WHERE base = ?1")?;
             let layers = layers.query_map([id.as_str()], |row| row.get::<_, String>(0))?;
-            let layers: Result<Vec<LayerId>, DbError> = layers.map(|id| id?.parse().map_err(damaged)).collect();
+            let layers: Result<Vec<LayerId>, DbError> =
+                layers.map(|id| id?.parse().map_err(damaged)).collect();
             out.push((id, layers?));
         }
         Ok(out)
@@ -125,7 +126,9 @@ impl Store {
         let mut bytes = 0;
         for entry in std::fs::read_dir(self.inner.layout.mirrors())? {
             let path = entry?.path();
-            let Some(id) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".git")) else { continue };
+            let Some(id) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".git")) else {
+                continue;
+            };
             // Who freezes from it holds this lock until the base has its row.
             let lock = File::options()
                 .write(true)
@@ -185,7 +188,8 @@ fn unlock(mirror: &Path) -> io::Result<()> {
         let name = entry.file_name();
         if entry.file_type()?.is_dir() {
             unlock(&entry.path())?;
-        } else if name.as_encoded_bytes().ends_with(b".lock") || name.as_encoded_bytes().starts_with(b"tmp_") {
+        } else if name.as_encoded_bytes().ends_with(b".lock") || name.as_encoded_bytes().starts_with(b"tmp_")
+        {
             std::fs::remove_file(entry.path())?;
         }
     }

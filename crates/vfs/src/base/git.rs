@@ -198,7 +198,9 @@ fn submodules(draft: &Draft) -> Result<Vec<String>, FreezeError> {
         .split(|b| *b == 0)
         .filter(|line| line.starts_with(b"160000 "))
         .filter_map(|line| line.splitn(2, |b| *b == b'\t').nth(1))
-        .map(|name| super::shown(Path::new(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name))))
+        .map(|name| {
+            super::shown(Path::new(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name)))
+        })
         .collect();
     if names.is_empty() {
         return Ok(Vec::new());

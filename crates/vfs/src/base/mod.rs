@@ -32,9 +32,9 @@ use crate::store::Store;
 use crate::tree::TreeHasher;
 
 pub use dir::DirSource;
+pub(crate) use gc::remove_tree;
 pub use gc::{GcError, GcReport};
 pub use git::GitSource;
-pub(crate) use gc::remove_tree;
 
 /// Threads that hash and copy.
 const THREADS: usize = 2;
@@ -213,7 +213,8 @@ impl Draft {
     /// The time of the file system that bases lie on, in whole seconds: that is what git compares.
     fn now_s(&self) -> Result<i64, FreezeError> {
         let probe = self.dir.join("now");
-        let time = std::fs::File::create(&probe).and_then(|file| file.metadata()).map_err(FreezeError::Store)?;
+        let time =
+            std::fs::File::create(&probe).and_then(|file| file.metadata()).map_err(FreezeError::Store)?;
         std::fs::remove_file(&probe).map_err(FreezeError::Store)?;
         Ok(std::os::unix::fs::MetadataExt::mtime(&time))
     }

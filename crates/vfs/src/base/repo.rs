@@ -162,7 +162,17 @@ fn leads_outside(git_dir: &Path, common: &Path) -> Option<String> {
     if git_dir == common && git_dir.join("commondir").symlink_metadata().is_ok() {
         return Some("its git directory has a `commondir` file".into());
     }
-    let names = ["HEAD", "config", "objects", "objects/pack", "objects/info", "refs", "packed-refs", "shallow", "reftable"];
+    let names = [
+        "HEAD",
+        "config",
+        "objects",
+        "objects/pack",
+        "objects/info",
+        "refs",
+        "packed-refs",
+        "shallow",
+        "reftable",
+    ];
     for name in names {
         for dir in [git_dir, common] {
             if dir.join(name).symlink_metadata().is_ok_and(|meta| meta.is_symlink()) {

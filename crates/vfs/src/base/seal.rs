@@ -125,7 +125,11 @@ impl Walk<'_> {
             if meta.is_symlink() {
                 let target = std::fs::read_link(at)?;
                 let hash = blake3::hash(target.as_os_str().as_bytes());
-                return Ok(Found { entry: self.entry(&path, &meta, Kind::Symlink, Some(hash)), path, lfs: false });
+                return Ok(Found {
+                    entry: self.entry(&path, &meta, Kind::Symlink, Some(hash)),
+                    path,
+                    lfs: false,
+                });
             }
             let (hash, lfs) = match known {
                 Some(hash) => (hash, false),
