@@ -88,7 +88,12 @@ pub(crate) struct NewRow<'a> {
 
 impl<'a> NewRow<'a> {
     /// A row about the branch as a whole.
-    pub(crate) fn event(branch: &'a BranchId, actor: &'a Actor, op: &'a str, detail: Option<&'a str>) -> Self {
+    pub(crate) fn event(
+        branch: &'a BranchId,
+        actor: &'a Actor,
+        op: &'a str,
+        detail: Option<&'a str>,
+    ) -> Self {
         Self {
             branch,
             actor,
@@ -139,8 +144,8 @@ pub(crate) struct Appender<'t> {
 
 impl<'t> Appender<'t> {
     pub(crate) fn begin(tx: &'t Transaction<'t>, key: &'t AuditKey, time_ms: u64) -> Result<Self, DbError> {
-        let head = read_head(tx, key)?
-            .ok_or_else(|| DbError::Damaged("the head of the audit is missing".into()))?;
+        let head =
+            read_head(tx, key)?.ok_or_else(|| DbError::Damaged("the head of the audit is missing".into()))?;
         Ok(Self { tx, key, time_ms, head, first: None })
     }
 
@@ -311,7 +316,8 @@ fn verify(conn: &Connection, key: &AuditKey) -> Result<AuditCheck, DbError> {
         }
         // What can't even be read as the types that we write was written by somebody else.
         let hash = Stored::read(row).ok().map(|stored| stored.chain(key, &last.hash));
-        let Some(hash) = hash.filter(|hash| row.get::<_, [u8; 32]>(14).is_ok_and(|found| found == *hash)) else {
+        let Some(hash) = hash.filter(|hash| row.get::<_, [u8; 32]>(14).is_ok_and(|found| found == *hash))
+        else {
             return Ok(bad(count, seq, format!("row {seq} is not as it was written")));
         };
         last = Head { seq, hash };
@@ -444,9 +450,8 @@ impl<'a> Stored<'a> {
         let blob_or = |at: usize| -> Result<Option<&'a [u8]>, rusqlite::Error> {
             Ok(row.get_ref(at)?.as_blob_or_null()?)
         };
-        let number = |at: usize| -> Result<u64, rusqlite::Error> {
-            Ok(row.get::<_, i64>(at)?.cast_unsigned())
-        };
+        let number =
+            |at: usize| -> Result<u64, rusqlite::Error> { Ok(row.get::<_, i64>(at)?.cast_unsigned()) };
         let number_or = |at: usize| -> Result<Option<u64>, rusqlite::Error> {
             Ok(row.get::<_, Option<i64>>(at)?.map(i64::cast_unsigned))
         };
@@ -566,9 +571,18 @@ mod tests {
             ("DELETE FROM audit", 1),
             ("DELETE FROM audit; DELETE FROM meta", 1),
             ("DELETE FROM meta WHERE key = 'audit_head'", 11),
-            ("INSERT INTO audit SELECT 11, time_ms, branch, actor, op, path, before, after, kind, class, mode, size, kept, detail, hash FROM audit WHERE seq = 10", 11),
-            ("UPDATE audit SET seq = 99 WHERE seq = 4; UPDATE audit SET seq = 4 WHERE seq = 5; UPDATE audit SET seq = 5 WHERE seq = 99", 4),
-            ("DELETE FROM audit WHERE seq = 4; UPDATE audit SET seq = -seq WHERE seq > 4; UPDATE audit SET seq = -seq - 1 WHERE seq < 0", 4),
+            (
+                "INSERT INTO audit SELECT 11, time_ms, branch, actor, op, path, before, after, kind, class, mode, size, kept, detail, hash FROM audit WHERE seq = 10",
+                11,
+            ),
+            (
+                "UPDATE audit SET seq = 99 WHERE seq = 4; UPDATE audit SET seq = 4 WHERE seq = 5; UPDATE audit SET seq = 5 WHERE seq = 99",
+                4,
+            ),
+            (
+                "DELETE FROM audit WHERE seq = 4; UPDATE audit SET seq = -seq WHERE seq > 4; UPDATE audit SET seq = -seq - 1 WHERE seq < 0",
+                4,
+            ),
         ] {
             let check = tampered(sql);
             assert_eq!(check.bad_seq, Some(seq), "{sql}: {check:?}");

@@ -83,7 +83,7 @@ impl Store {
         for change in &changes {
             stream.put(&change.path, change.before.as_ref())?;
         }
-        stream.commit("refs/heads/after", b"after", b"from refs/heads/before^0\n")?;
+        stream.commit("refs/heads/after", b"after", b"from refs/heads/before\n")?;
         for change in changes.iter().filter(|change| change.after.is_none()) {
             stream.put(&change.path, None)?;
         }

@@ -115,7 +115,9 @@ impl Coded for ExportError {
     fn hint(&self) -> Option<String> {
         match self {
             ExportError::Exists(_) => Some("choose another name, or move the branch with --force".into()),
-            ExportError::CheckedOut(_) => Some("choose another name: a branch that is checked out is never moved".into()),
+            ExportError::CheckedOut(_) => {
+                Some("choose another name: a branch that is checked out is never moved".into())
+            }
             ExportError::NoCommit => Some("export it as a patch or a tar archive".into()),
             ExportError::NoParent { .. } => Some("fetch that commit there first".into()),
             ExportError::Content(error) => error.hint(),
@@ -136,7 +138,8 @@ impl Store {
             ExportTarget::Patch(out) => {
                 let patch = self.diff(branch, DiffFormat::Unified).map_err(no_branch)?;
                 out.write_all(&patch)?;
-                let files = patch.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"diff --git "));
+                let files =
+                    patch.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"diff --git "));
                 Ok(ExportReport { files: files.count() as u64, commit: None })
             }
             ExportTarget::Tar(out) => self.export_tar(branch, out),
@@ -151,7 +154,8 @@ impl Store {
         let contents = Contents { store: self, conn: &conn, branch: Some(branch), chain: &chain };
         let mut archive = tar::Builder::new(out);
         let mut files = 0;
-        for (path, entry) in entries::merged(&conn, &chain, None)?.iter().filter(|(_, entry)| in_tree(entry)) {
+        for (path, entry) in entries::merged(&conn, &chain, None)?.iter().filter(|(_, entry)| in_tree(entry))
+        {
             let mut header = tar::Header::new_gnu();
             header.set_mtime(TAR_MTIME_S);
             header.set_uid(0);

@@ -15,8 +15,20 @@ use crate::git::Git;
 use crate::world::{Branch, World, as_git, copy_tree, shown};
 
 const NAMES: [&[u8]; 14] = [
-    b"a", b"b", b"d/1", b"d/2", b"d/e/3", b"sp ace", b"tab\t", b"new\nline", b"quo\"te", b"back\\slash",
-    b"\xff\xfe", "grüße".as_bytes(), b"-dash", b"x/\xc3/y\n",
+    b"a",
+    b"b",
+    b"d/1",
+    b"d/2",
+    b"d/e/3",
+    b"sp ace",
+    b"tab\t",
+    b"new\nline",
+    b"quo\"te",
+    b"back\\slash",
+    b"\xff\xfe",
+    "grüße".as_bytes(),
+    b"-dash",
+    b"x/\xc3/y\n",
 ];
 
 #[derive(Clone, Debug)]
@@ -166,7 +178,13 @@ fn world_of(repo: &Path) -> (World, Branch) {
 }
 
 fn to(repo: &Path, name: &str, force: bool) -> GitRef {
-    GitRef { repo: repo.into(), name: name.into(), message: "m\n\nbody\n".into(), author: "A B <a@b>".into(), force }
+    GitRef {
+        repo: repo.into(),
+        name: name.into(),
+        message: "m\n\nbody\n".into(),
+        author: "A B <a@b>".into(),
+        force,
+    }
 }
 
 #[test]
@@ -177,7 +195,15 @@ fn a_commit_is_made_and_nothing_else_is_touched() {
     let (world, branch) = world_of(&repo);
     let pwned = dir.path().join("pwned");
     let script = format!("#!/bin/sh\ntouch {}\n", pwned.display());
-    for hook in ["pre-receive", "update", "post-receive", "reference-transaction", "post-update", "pre-push", "proc-receive"] {
+    for hook in [
+        "pre-receive",
+        "update",
+        "post-receive",
+        "reference-transaction",
+        "post-update",
+        "pre-push",
+        "proc-receive",
+    ] {
         let at = repo.join(".git/hooks").join(hook);
         std::fs::create_dir_all(at.parent().unwrap()).unwrap();
         std::fs::write(&at, &script).unwrap();
@@ -189,7 +215,6 @@ fn a_commit_is_made_and_nothing_else_is_touched() {
         ("filter.x.clean", pwned_command(&pwned)),
         ("core.alternateRefsCommand", pwned_command(&pwned)),
         ("receive.denyCurrentBranch", "updateInstead".into()),
-        ("receive.procReceiveRefs", "refs".into()),
         ("uploadpack.packObjectsHook", pwned_command(&pwned)),
     ] {
         git.run(&["config".as_ref(), key.as_ref(), std::ffi::OsStr::new(&value)]).unwrap();

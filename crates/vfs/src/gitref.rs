@@ -28,19 +28,17 @@ use crate::walk::open_beneath;
 /// The same for the other direction: no hook, no command that their configuration names, no work tree.
 const RECEIVE_PACK: &str = "git -c 'safe.directory=*' -c core.hooksPath=/dev/null -c core.fsmonitor=false \
      -c core.alternateRefsCommand=true -c receive.denyCurrentBranch=refuse -c receive.autogc=false \
-     -c receive.procReceiveRefs= -c receive.unpackLimit=1 -c gc.auto=0 -c maintenance.auto=false receive-pack";
+     -c receive.unpackLimit=1 -c gc.auto=0 -c maintenance.auto=false receive-pack";
 /// Where the commit stands in our repository.
 const OURS: &str = "refs/heads/export";
 
-pub(crate) fn export_ref(
-    store: &Store,
-    branch: &BranchId,
-    to: &GitRef,
-) -> Result<ExportReport, ExportError> {
+pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Result<ExportReport, ExportError> {
     let conn = store.inner.db.reader()?;
     let layers = Layers::of(&conn, branch)?.ok_or_else(|| ExportError::NoBranch(branch.clone()))?;
     let head: Option<String> = conn
-        .query_row("SELECT git_head FROM bases WHERE layer = ?1", params![layers.base().as_str()], |row| row.get(0))
+        .query_row("SELECT git_head FROM bases WHERE layer = ?1", params![layers.base().as_str()], |row| {
+            row.get(0)
+        })
         .map_err(DbError::from)?;
     let head = head.ok_or(ExportError::NoCommit)?;
     let target = format!("refs/heads/{}", to.name);
@@ -59,7 +57,10 @@ pub(crate) fn export_ref(
     // The history below the commit is read where the base has it.
     let base = store.inner.layout.base(layers.base());
     let objects = base.join(".git/objects");
-    std::fs::write(scratch.dir().join("objects/info/alternates"), [objects.as_os_str().as_bytes(), b"\n"].concat())?;
+    std::fs::write(
+        scratch.dir().join("objects/info/alternates"),
+        [objects.as_os_str().as_bytes(), b"\n"].concat(),
+    )?;
     let mut paths = differing(&base, &head).map_err(DiffError::from)?;
     let chain = layers.chain();
     paths.extend(changes(&conn, &chain)?.into_iter().map(|change| change.path));
@@ -102,7 +103,17 @@ fn author(to: &GitRef) -> Result<&str, ExportError> {
 /// base's own git directory, which we made.
 fn differing(base: &Path, head: &str) -> Result<BTreeSet<TreePath>, GitError> {
     let git = Git::at(&base.join(".git")).work_tree(base);
-    let diff = ["diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules", "--name-only", "-z", head, "--"];
+    let diff = [
+        "diff",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--no-renames",
+        "--ignore-submodules",
+        "--name-only",
+        "-z",
+        head,
+        "--",
+    ];
     let mut list = git.run(&diff)?;
     list.extend(git.run(&["ls-files", "-o", "-z"])?);
     Ok(list.split(|byte| *byte == 0).filter_map(|path| TreePath::new(path).ok()).collect())
@@ -138,15 +149,21 @@ impl Theirs {
     /// Makes sure that it has the commit, by asking for it and nothing below it.
     fn has(&self, store: &Store, commit: &str) -> Result<(), ExportError> {
         let probe = Scratch::new(store, if commit.len() == 64 { "sha256" } else { "sha1" })?;
-        let upload = format!("{UPLOAD_PACK}").replace(
+        let upload = UPLOAD_PACK.replace(
             " upload-pack",
             " -c uploadpack.allowFilter=true -c uploadpack.allowAnySHA1InWant=true upload-pack",
         );
-        let git = probe.git().config("protocol.version", "2");
-        let args = ["fetch", "--quiet", "--depth=1", "--filter=tree:0", "--no-tags", "--upload-pack"];
-        let args = args.map(std::ffi::OsStr::new).into_iter();
-        let rest = [upload.as_ref(), "--".as_ref(), self.repo.as_os_str(), commit.as_ref()];
-        match git.run(&args.chain(rest).collect::<Vec<_>>()) {
+        let bad = |problem: &str| ExportError::Repo { repo: self.repo.clone(), problem: problem.into() };
+        let url = self.repo.to_str().ok_or_else(|| bad("its path is not UTF-8"))?;
+        // A named remote that promises the rest, or git would miss the commit's tree.
+        let git = probe
+            .git()
+            .config("remote.theirs.url", url)
+            .config("remote.theirs.uploadpack", &upload)
+            .config("remote.theirs.promisor", "true")
+            .config("remote.theirs.partialclonefilter", "tree:0");
+        let args = ["fetch", "--quiet", "--depth=1", "--filter=tree:0", "--no-tags", "theirs", commit];
+        match git.run(&args) {
             Ok(_) => Ok(()),
             Err(GitError::Failed { stderr, .. }) if lacks(&stderr) => {
                 Err(ExportError::NoParent { repo: self.repo.clone(), commit: commit.to_owned() })

@@ -217,7 +217,8 @@ struct Watched<R> {
 impl<R: Read> Read for Watched<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.inner.read(buffer).inspect_err(|error| {
-            self.failed = Some(error.raw_os_error().map_or(error.kind().into(), io::Error::from_raw_os_error));
+            self.failed =
+                Some(error.raw_os_error().map_or(error.kind().into(), io::Error::from_raw_os_error));
         })
     }
 }

@@ -132,14 +132,9 @@ pub(crate) fn past(conn: &Connection, branch: &BranchId, seq: u64) -> Result<Pas
     Ok(Past { entries, base })
 }
 
-fn lineage(
-    conn: &Connection,
-    branch: &BranchId,
-    seq: u64,
-) -> Result<(LayerId, Vec<Lineage>), HistoryError> {
-    let last: Option<i64> = conn
-        .query_row("SELECT max(seq) FROM audit", [], |row| row.get(0))
-        .map_err(DbError::from)?;
+fn lineage(conn: &Connection, branch: &BranchId, seq: u64) -> Result<(LayerId, Vec<Lineage>), HistoryError> {
+    let last: Option<i64> =
+        conn.query_row("SELECT max(seq) FROM audit", [], |row| row.get(0)).map_err(DbError::from)?;
     let last = last.unwrap_or_default().cast_unsigned();
     if seq > last {
         return Err(HistoryError::Future { last, seq });
@@ -177,11 +172,7 @@ fn lineage(
 /// The columns that [`entry_of`] reads.
 const ENTRY: &str = "kind, class, mode, size, after, kept";
 
-fn replay(
-    conn: &Connection,
-    one: &Lineage,
-    entries: &mut BTreeMap<TreePath, Entry>,
-) -> Result<(), DbError> {
+fn replay(conn: &Connection, one: &Lineage, entries: &mut BTreeMap<TreePath, Entry>) -> Result<(), DbError> {
     let sql = format!(
         "SELECT {ENTRY}, path FROM audit
          WHERE branch = ?1 AND seq <= ?2 AND path IS NOT NULL AND kind IS NOT NULL ORDER BY seq"
@@ -206,8 +197,7 @@ fn last_word(conn: &Connection, one: &Lineage, path: &TreePath) -> Result<Option
          WHERE branch = ?1 AND seq <= ?2 AND path = ?3 AND kind IS NOT NULL ORDER BY seq DESC LIMIT 1"
     );
     let mut statement = conn.prepare_cached(&sql)?;
-    let mut rows =
-        statement.query(params![one.branch.as_str(), one.until.cast_signed(), path.as_bytes()])?;
+    let mut rows = statement.query(params![one.branch.as_str(), one.until.cast_signed(), path.as_bytes()])?;
     rows.next()?.map(entry_of).transpose()
 }
 
@@ -262,12 +252,7 @@ impl Store {
 
     /// What changed in a branch's base to become the branch as of `seq`, written below `root`: a branch of the same
     /// base that nothing else writes to. Ignored files are not put back: their content is not kept.
-    pub(crate) fn restore(
-        &self,
-        branch: &BranchId,
-        seq: u64,
-        root: BorrowedFd<'_>,
-    ) -> Result<(), AtError> {
+    pub(crate) fn restore(&self, branch: &BranchId, seq: u64, root: BorrowedFd<'_>) -> Result<(), AtError> {
         let conn = self.inner.db.reader().map_err(HistoryError::from)?;
         let past = past(&conn, branch, seq)?;
         let base = [past.base];
@@ -304,7 +289,8 @@ fn apply(
         }
     }
     let changed = |path: &TreePath, new: &Entry| {
-        from.get(path).is_none_or(|old| !old.same_content(new) && !(old.kind == Kind::Dir && old.mode == new.mode))
+        from.get(path)
+            .is_none_or(|old| !old.same_content(new) && !(old.kind == Kind::Dir && old.mode == new.mode))
     };
     let mut modes = BTreeSet::new();
     for (path, new) in to.iter().filter(|(path, new)| restored(new) && changed(path, new)) {

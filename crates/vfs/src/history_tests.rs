@@ -9,7 +9,9 @@ use super::*;
 use crate::world::{Branch, Shown, World, path, shown};
 
 fn base(root: &std::path::Path) {
-    for (path, text) in [("a", "a"), ("d/1", "one"), ("d/2", "two"), ("d/e/3", "three"), (".gitignore", "*.log\n")] {
+    for (path, text) in
+        [("a", "a"), ("d/1", "one"), ("d/2", "two"), ("d/e/3", "three"), (".gitignore", "*.log\n")]
+    {
         let at = root.join(path);
         std::fs::create_dir_all(at.parent().unwrap()).unwrap();
         std::fs::write(at, text).unwrap();
@@ -68,7 +70,11 @@ fn every_state_can_be_told_and_made_again() {
         let states = live(world, &branch);
         for (seq, expected) in &states {
             let past = past(&world.store.inner.db.read(), &branch.id, *seq).unwrap();
-            assert_eq!(past.entries.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "at {seq}");
+            assert_eq!(
+                past.entries.keys().collect::<Vec<_>>(),
+                expected.keys().collect::<Vec<_>>(),
+                "at {seq}"
+            );
             let again = world.copy();
             let root = std::fs::File::open(again.root()).unwrap();
             world.store.restore(&branch.id, *seq, root.as_fd()).unwrap();

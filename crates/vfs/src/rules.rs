@@ -232,7 +232,12 @@ mod tests {
             let started = Instant::now();
             let source = source(&[(".gitignore", &text)]);
             Rules::new(&source).class(&path.parse().unwrap(), false, None);
-            assert!(started.elapsed().as_secs() < 10, "{}: {:?}", &text[..text.len().min(20)], started.elapsed());
+            assert!(
+                started.elapsed().as_secs() < 10,
+                "{}: {:?}",
+                &text[..text.len().min(20)],
+                started.elapsed()
+            );
         }
     }
 

@@ -112,8 +112,8 @@ pub(crate) struct Layers {
 
 impl Layers {
     pub(crate) fn of(conn: &Connection, branch: &BranchId) -> Result<Option<Self>, DbError> {
-        let mut statement = conn
-            .prepare_cached("SELECT layer, engine FROM branches WHERE id = ?1 AND dropped_ms IS NULL")?;
+        let mut statement =
+            conn.prepare_cached("SELECT layer, engine FROM branches WHERE id = ?1 AND dropped_ms IS NULL")?;
         let found: Option<(String, String)> =
             statement.query_row([branch.as_str()], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
         let Some((open, engine)) = found else { return Ok(None) };
@@ -229,7 +229,17 @@ impl Store {
         })?;
         let walk = seen.unwrap_or_else(|| Ok(Walk::default()));
         let walk = walk.map_err(|errno| io_error(errno.into()))?;
-        let scan = Scan { store: self, conn: &conn, branch, layers: &layers, dir: dir.as_fd(), walk, own, lower, made_ns };
+        let scan = Scan {
+            store: self,
+            conn: &conn,
+            branch,
+            layers: &layers,
+            dir: dir.as_fd(),
+            walk,
+            own,
+            lower,
+            made_ns,
+        };
         let changes = scan.compare()?;
         scan.record(changes, actor, detail, writers)
     }
@@ -483,11 +493,8 @@ impl Scan<'_> {
         let mut unscannable = self.walk.notes.clone();
         unscannable.extend(read.iter().flatten().filter_map(|read| read.note.clone()));
         unscannable.truncate(NOTES_MAX);
-        let mut read: BTreeMap<TreePath, Captured> = jobs
-            .into_iter()
-            .zip(read)
-            .filter_map(|(job, read)| read.map(|read| (job.path, read)))
-            .collect();
+        let mut read: BTreeMap<TreePath, Captured> =
+            jobs.into_iter().zip(read).filter_map(|(job, read)| read.map(|read| (job.path, read))).collect();
         if writers == Writers::MayLive {
             for read in read.values_mut().filter(|read| read.stat.mtime_ns > clock_ns - MAPPED_NS_MAX) {
                 read.stat = StatId::default();
@@ -505,12 +512,7 @@ impl Scan<'_> {
         Ok(ScanReport { changed, first_seq, last_seq, unscannable })
     }
 
-    fn class(
-        &self,
-        rules: &mut Rules<'_>,
-        path: &TreePath,
-        change: &Change,
-    ) -> Result<Class, DbError> {
+    fn class(&self, rules: &mut Rules<'_>, path: &TreePath, change: &Change) -> Result<Class, DbError> {
         let is_dir = match (&change.after, &change.before) {
             (After::Whiteout | After::Lower(None), Some(before)) => return Ok(before.class),
             (After::Lower(Some(entry)) | After::Class(entry), _) => return Ok(entry.class),
@@ -551,11 +553,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    fn jobs(
-        &self,
-        changes: &Changes,
-        classes: &BTreeMap<&TreePath, Class>,
-    ) -> Result<Vec<Job>, ScanError> {
+    fn jobs(&self, changes: &Changes, classes: &BTreeMap<&TreePath, Class>) -> Result<Vec<Job>, ScanError> {
         let mut jobs = Vec::new();
         for (path, change) in changes {
             let keep = classes[path] != Class::Ignored;
@@ -787,7 +785,6 @@ pub(crate) fn marks() -> Marks {
     let root = rustix::process::geteuid().is_root() && host == ["0", "0", "4294967295"];
     if root { Marks::Trusted } else { Marks::User }
 }
-
 
 #[cfg(test)]
 #[path = "scan_tests.rs"]

@@ -298,7 +298,8 @@ enum Step {
 }
 
 const NAMES: [&str; 16] = [
-    "a", "d", "d/1", "d/2", "d/e", "d/e/3", "d/n", "f", "f/1", "f/g", "f/g/h", "f/g/h/4", "n", "n/d", "n/f/x", "d/e/g",
+    "a", "d", "d/1", "d/2", "d/e", "d/e/3", "d/n", "f", "f/1", "f/g", "f/g/h", "f/g/h/4", "n", "n/d",
+    "n/f/x", "d/e/g",
 ];
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -353,7 +354,7 @@ fn run(world: &mut World, branch: &mut Branch, steps: &[Step], overlay: bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_record_is_what_the_kernel_shows(steps in steps()) {

@@ -59,9 +59,10 @@ impl Coded for SqlError {
     }
     fn hint(&self) -> Option<String> {
         match self {
-            SqlError::Query(_) | SqlError::NotRead => {
-                Some("the rows are in `audit`: select seq, actor, op, path from audit order by seq desc limit 20".into())
-            }
+            SqlError::Query(_) | SqlError::NotRead => Some(
+                "the rows are in `audit`: select seq, actor, op, path from audit order by seq desc limit 20"
+                    .into(),
+            ),
             SqlError::Slow => Some("add a WHERE on seq or branch, or a LIMIT".into()),
             SqlError::Db(_) => None,
         }
@@ -88,7 +89,10 @@ fn confine(conn: &mut Connection) -> Result<(), rusqlite::Error> {
     conn.progress_handler(STEPS_PER_CHECK, Some(move || started.elapsed() > QUERY_MAX))
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "whatever is not reading is refused, also what SQLite adds later")]
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "whatever is not reading is refused, also what SQLite adds later"
+)]
 fn authorize(context: AuthContext<'_>) -> Authorization {
     match context.action {
         AuthAction::Select | AuthAction::Recursive => Authorization::Allow,
@@ -170,7 +174,9 @@ mod tests {
     fn a_select_is_answered() {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path());
-        let table = store.audit_sql("select 1 as a, 'x' as b, x'00ff' as c, null as d, cast('p' as blob) as path").unwrap();
+        let table = store
+            .audit_sql("select 1 as a, 'x' as b, x'00ff' as c, null as d, cast('p' as blob) as path")
+            .unwrap();
         assert_eq!(table.columns, ["a", "b", "c", "d", "path"]);
         let row: Vec<Value> = vec![1.into(), "x".into(), "00ff".into(), Value::Null, "p".into()];
         assert_eq!(table.rows, [row]);

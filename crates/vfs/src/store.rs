@@ -79,7 +79,9 @@ impl Coded for OpenError {
             OpenError::Busy { .. } => Code::StateBusy,
             OpenError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
             OpenError::Io { .. } => Code::HostBroken,
-            OpenError::Db { source, .. } | OpenError::Audit { source: KeyError::Db(source), .. } => source.code(),
+            OpenError::Db { source, .. } | OpenError::Audit { source: KeyError::Db(source), .. } => {
+                source.code()
+            }
             OpenError::Audit { .. } => Code::StateBad,
         }
     }
@@ -88,9 +90,7 @@ impl Coded for OpenError {
             OpenError::Busy { .. } => "stop that runner, or give this one its own --state-dir".into(),
             OpenError::Io { .. } => "choose another directory with --state-dir or TENDON_STATE_DIR".into(),
             OpenError::Db { source: DbError::Newer { .. }, .. } => "use the newer tendon".into(),
-            OpenError::Audit { .. } => {
-                "put `audit.key` back from a copy, or choose another directory".into()
-            }
+            OpenError::Audit { .. } => "put `audit.key` back from a copy, or choose another directory".into(),
             OpenError::Db { .. } => {
                 "the directory may be damaged: keep a copy of it, then choose another".into()
             }
@@ -130,9 +130,7 @@ impl Store {
         blobs.settle().map_err(io_error)?;
         let leases = crate::base::Leases::default();
         let capture = crate::scan::Shared::default();
-        Ok(Self {
-            inner: Arc::new(Inner { layout, options, db, blobs, key, leases, capture, _lock: lock }),
-        })
+        Ok(Self { inner: Arc::new(Inner { layout, options, db, blobs, key, leases, capture, _lock: lock }) })
     }
 
     /// The state directory.

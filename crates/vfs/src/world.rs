@@ -164,8 +164,7 @@ impl World {
         set("index", Path::new("off"));
         set("metacopy", Path::new("off"));
         rustix::mount::fsconfig_create(&fs).unwrap();
-        let mount =
-            rustix::mount::fsmount(&fs, FsMountFlags::empty(), MountAttrFlags::empty()).unwrap();
+        let mount = rustix::mount::fsmount(&fs, FsMountFlags::empty(), MountAttrFlags::empty()).unwrap();
         branch.root = PathBuf::from(format!("/proc/self/fd/{}", mount.as_raw_fd()));
         branch.mount = Some(mount);
     }
@@ -311,7 +310,8 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) {
             }
             Kind::File => {
                 std::fs::write(&to, bytes).unwrap();
-                let times = std::fs::FileTimes::new().set_modified(from.metadata().unwrap().modified().unwrap());
+                let times =
+                    std::fs::FileTimes::new().set_modified(from.metadata().unwrap().modified().unwrap());
                 File::options().write(true).open(&to).unwrap().set_times(times).unwrap();
             }
             Kind::Other | Kind::Whiteout => continue,
