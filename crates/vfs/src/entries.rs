@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use proto::ids::LayerId;
+use proto::ids::{BranchId, LayerId};
 use proto::path::TreePath;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
@@ -242,6 +242,47 @@ pub(crate) fn merged(
         }
     }
     Ok(out)
+}
+
+/// Calls `each` for all that lies at a path as seen from the top of `chain`, by path, without holding it all.
+pub(crate) fn each_merged(
+    conn: &Connection,
+    chain: &[LayerId],
+    mut each: impl FnMut(&TreePath, &Entry),
+) -> Result<(), DbError> {
+    let sql = format!("SELECT {COLUMNS} FROM entries WHERE layer = ?1 ORDER BY path");
+    let mut statements = chain.iter().map(|_| conn.prepare_cached(&sql)).collect::<Result<Vec<_>, _>>()?;
+    let mut layers = Vec::with_capacity(chain.len());
+    for (statement, layer) in statements.iter_mut().zip(chain) {
+        let mut rows = statement.query([layer.as_str()])?;
+        let next = rows.next()?.map(read).transpose()?;
+        layers.push((rows, next));
+    }
+    // The topmost layer of those that say something of the least path decides.
+    while let Some(path) = layers.iter().filter_map(|(_, next)| next.as_ref()).map(|(path, _)| path).min() {
+        let path = path.clone();
+        let mut said = false;
+        for (rows, next) in &mut layers {
+            if next.as_ref().is_none_or(|(at, _)| *at != path) {
+                continue;
+            }
+            let row = rows.next()?.map(read).transpose()?;
+            if let Some((_, entry)) = std::mem::replace(next, row)
+                && !std::mem::replace(&mut said, true)
+                && entry.kind != Kind::Whiteout
+            {
+                each(&path, &entry);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The last audit sequence number of a branch, 0 if it has none.
+pub(crate) fn last_seq(conn: &Connection, branch: &BranchId) -> Result<u64, DbError> {
+    let mut statement = conn.prepare_cached("SELECT max(seq) FROM audit WHERE branch = ?1")?;
+    let seq: Option<i64> = statement.query_row([branch.as_str()], |row| row.get(0))?;
+    Ok(seq.unwrap_or_default().cast_unsigned())
 }
 
 /// The half-open range of the paths strictly below `dir`: `dir/` up to `dir0` (`0` follows `/`).

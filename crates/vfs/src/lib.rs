@@ -3,17 +3,41 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
+mod base;
 mod blobs;
 mod clock;
+mod content;
 mod db;
+mod diff;
 mod entries;
+mod export;
+pub mod git;
+mod gitref;
+mod hashing;
+mod history;
+mod key;
 mod layout;
+mod rules;
+mod scan;
+mod sql;
 mod store;
 mod tree;
+mod walk;
+#[cfg(test)]
+mod world;
 
+pub use audit::{Actor, AuditCheck, AuditFilter, KeyError, LOG_ROWS_MAX};
+pub use base::{BaseError, DirSource, FreezeError, GcError, GcReport, GitSource};
 pub use blobs::BlobError;
 pub use clock::{Clock, SystemClock};
+pub use content::{Content, ContentError};
 pub use db::DbError;
+pub use diff::{DiffError, DiffFormat};
 pub use entries::{Class, Entry, Kind, StatId};
+pub use export::{ExportError, ExportReport, ExportTarget, GitRef};
+pub use history::{AtError, HistoryError};
+pub use scan::{ScanError, ScanReport, Writers};
+pub use sql::{SqlError, SqlTable};
 pub use store::{EngineChoice, OpenError, Store, StoreOptions};
 pub use tree::TreeHasher;
