@@ -212,6 +212,18 @@ impl Store {
         detail: Option<&str>,
         writers: Writers,
     ) -> Result<ScanReport, ScanError> {
+        self.scan_as(branch, actor, detail, writers, false)
+    }
+
+    /// As [`Store::scan_locked`]; with `rules_changed` every path is given its class anew.
+    pub(crate) fn scan_as(
+        &self,
+        branch: &BranchId,
+        actor: &Actor,
+        detail: Option<&str>,
+        writers: Writers,
+        rules_changed: bool,
+    ) -> Result<ScanReport, ScanError> {
         let conn = self.inner.db.reader()?;
         let layers = Layers::of(&conn, branch)?.ok_or_else(|| ScanError::NoBranch(branch.clone()))?;
         let io_error = |source| ScanError::Io { branch: branch.clone(), source };
@@ -239,6 +251,7 @@ impl Store {
             own,
             lower,
             made_ns,
+            rules_changed,
         };
         let changes = scan.compare()?;
         scan.record(changes, actor, detail, writers)
@@ -259,6 +272,8 @@ struct Scan<'a> {
     lower: Option<BTreeMap<TreePath, Entry>>,
     /// Of a whole tree: when it was made.
     made_ns: i64,
+    /// Whether patterns changed in a way that the directory no longer shows.
+    rules_changed: bool,
 }
 
 /// One path that the open layer is to say something new about.
@@ -479,7 +494,7 @@ impl Scan<'_> {
         writers: Writers,
     ) -> Result<ScanReport, ScanError> {
         let mut rules = Rules::new(self);
-        if changes.keys().any(is_rules) {
+        if self.rules_changed || changes.keys().any(is_rules) {
             self.reclassify(&mut changes, &mut rules)?;
         }
         let mut classes = BTreeMap::new();
@@ -689,7 +704,8 @@ fn settle<'a>(
     Some(Settled { path, before, now, stored, op })
 }
 
-fn op(before: Option<&Entry>, now: &Entry) -> Option<&'static str> {
+/// The audit row's word for a change; `None` if there is none.
+pub(crate) fn op(before: Option<&Entry>, now: &Entry) -> Option<&'static str> {
     let Some(before) = before else {
         return (now.kind != Kind::Whiteout).then_some("add");
     };
@@ -734,7 +750,7 @@ fn dir_stat(below: &Below) -> StatId {
     StatId { mtime_ns, ..StatId::default() }
 }
 
-fn special(kind: Kind, mode: u32, stat: StatId) -> Entry {
+pub(crate) fn special(kind: Kind, mode: u32, stat: StatId) -> Entry {
     Entry { kind, class: Class::Tree, mode, size: 0, hash: None, kept: true, stat }
 }
 
