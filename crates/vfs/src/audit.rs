@@ -296,8 +296,7 @@ impl Store {
     /// Reads all rows and says whether the chain is whole.
     pub fn audit_verify(&self) -> Result<AuditCheck, DbError> {
         let conn = self.inner.db.reader()?;
-        let tx = conn.unchecked_transaction()?;
-        verify(&tx, &self.inner.key)
+        verify(&conn, &self.inner.key)
     }
 }
 
@@ -419,10 +418,9 @@ impl<'a> Stored<'a> {
     }
 
     fn insert(&self, tx: &Transaction<'_>, hash: &[u8; 32]) -> Result<(), DbError> {
-        let sql = format!(
-            "INSERT INTO audit ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"
-        );
-        tx.prepare_cached(&sql)?.execute(params![
+        const INSERT: &str = "INSERT INTO audit (seq, time_ms, branch, actor, op, path, before, after, kind, class, mode, size, kept, detail, hash)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
+        tx.prepare_cached(INSERT)?.execute(params![
             self.seq.cast_signed(),
             self.time_ms.cast_signed(),
             self.branch,

@@ -69,10 +69,12 @@ impl Db {
         Ok(Self { path: path.to_owned(), conn: Mutex::new(conn), readers: Mutex::new(Vec::new()) })
     }
 
-    /// A connection that only reads and sees all that is committed. It goes back to the pool when it is dropped.
+    /// A connection that only reads, in one transaction: it sees all that is committed at its first read, and nothing
+    /// that is committed later. It goes back to the pool when it is dropped.
     pub(crate) fn reader(&self) -> Result<Reader<'_>, DbError> {
         let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let conn = idle.map_or_else(|| self.private_reader(), Ok)?;
+        conn.execute_batch("BEGIN")?;
         Ok(Reader { db: self, conn: Some(conn) })
     }
 
@@ -122,6 +124,10 @@ impl Deref for Reader<'_> {
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
+        let ended = self.conn.as_ref().is_some_and(|conn| conn.execute_batch("ROLLBACK").is_ok());
+        if !ended {
+            return;
+        }
         let mut readers = self.db.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if readers.len() < READERS_MAX {
             readers.extend(self.conn.take());

@@ -194,7 +194,7 @@ fn odd_files_neither_stop_nor_hang_a_scan() {
         let odd = std::ffi::OsStr::from_bytes(b"n\n\xff\x01");
         std::fs::write(b.at("").join(odd), "odd").unwrap();
         std::fs::write(b.at("secret"), "s").unwrap();
-        std::fs::set_permissions(b.at("secret"), std::fs::Permissions::from_mode(0)).unwrap();
+        std::fs::set_permissions(b.at("secret"), std::fs::Permissions::from_mode(0o000)).unwrap();
         let sparse = File::create(b.at("sparse")).unwrap();
         sparse.set_len(300 * 1024 * 1024).unwrap();
         std::fs::create_dir_all(b.at(&["deep"; 300].join("/"))).unwrap();
@@ -245,6 +245,13 @@ fn a_scan_that_can_not_be_recorded_leaves_nothing() {
     assert_eq!(world.recorded(&b), before);
     assert_eq!(world.store.audit_verify().unwrap().rows, 1);
     set(1_000_000);
+    world.store.inner.db.read().busy_timeout(Duration::from_millis(10)).unwrap();
+    let other = Connection::open(world.store.dir().join("tendon.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    world.store.scan_locked(&b.id, &Actor::cli(1), Some("cmd"), Writers::Gone).unwrap_err();
+    other.execute_batch("ROLLBACK").unwrap();
+    assert_eq!(world.recorded(&b), before);
+    assert_eq!(world.store.audit_verify().unwrap().rows, 1);
     assert_eq!(world.changed(&b).len(), 500);
     assert_eq!(world.store.audit_verify().unwrap().problem, None);
 }
