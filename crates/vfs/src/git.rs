@@ -121,6 +121,7 @@ impl Coded for GitError {
         match self {
             GitError::Missing(_) | GitError::Io { .. } => Code::HostBroken,
             GitError::Failed { stderr, .. } if stderr.contains("No space left") => Code::NoSpace,
+            GitError::Failed { stderr, .. } if is_missing(stderr) => Code::NotFound,
             GitError::Failed { .. } | GitError::TimedOut { .. } | GitError::TooMuch { .. } => Code::BadInput,
         }
     }
@@ -129,13 +130,19 @@ impl Coded for GitError {
             GitError::Missing(_) => Some("install git (Debian: apt install git)".into()),
             GitError::TimedOut { .. } => Some("check the network and the repository's address".into()),
             GitError::Failed { stderr, .. } if wants_credentials(stderr) => Some(
-                "git is run without a terminal and without your git configuration: use an ssh address and an ssh \
-                 agent, or put the credentials in ~/.netrc"
+                "check that it exists; git is run without a terminal and without your git configuration: use an ssh \
+                 address and an ssh agent, or put the credentials in ~/.netrc"
                     .into(),
             ),
             GitError::Failed { .. } | GitError::Io { .. } | GitError::TooMuch { .. } => None,
         }
     }
+}
+
+fn is_missing(stderr: &str) -> bool {
+    ["not found", "does not appear to be a git repository", "Could not resolve host", "unable to look up"]
+        .iter()
+        .any(|said| stderr.contains(said))
 }
 
 fn wants_credentials(stderr: &str) -> bool {
@@ -153,11 +160,12 @@ fn wants_credentials(stderr: &str) -> bool {
 #[derive(Clone, Debug)]
 pub struct Git {
     vars: Vec<(OsString, OsString)>,
-    config: Vec<(String, String)>,
+    config: Vec<(String, OsString)>,
     cwd: PathBuf,
     network: bool,
     run_max: Duration,
     input: Option<Arc<File>>,
+    silence_max: Duration,
 }
 
 impl Git {
@@ -165,11 +173,12 @@ impl Git {
     pub fn new() -> Self {
         Self {
             vars: Vec::new(),
-            config: CONFIG.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            config: CONFIG.iter().map(|(key, value)| ((*key).to_owned(), OsString::from(value))).collect(),
             cwd: PathBuf::from("/"),
             network: false,
             run_max: RUN_MAX,
             input: None,
+            silence_max: RUN_MAX,
         }
     }
 
@@ -194,8 +203,8 @@ impl Git {
 
     /// With one more configuration value, stronger than any file's. It isn't seen in the process list.
     #[must_use]
-    pub fn config(mut self, key: &str, value: &str) -> Self {
-        self.config.push((key.to_owned(), value.to_owned()));
+    pub fn config(mut self, key: &str, value: impl AsRef<OsStr>) -> Self {
+        self.config.push((key.to_owned(), value.as_ref().to_owned()));
         self
     }
 
@@ -204,7 +213,7 @@ impl Git {
     #[must_use]
     pub fn network(mut self) -> Self {
         self.network = true;
-        self
+        self.silence_max(SILENCE_MAX)
     }
 
     /// With another limit on how long it may run.
@@ -218,6 +227,13 @@ impl Git {
     #[must_use]
     pub fn input(mut self, file: File) -> Self {
         self.input = Some(Arc::new(file));
+        self
+    }
+
+    /// With another limit on how long it may say nothing.
+    #[must_use]
+    pub fn silence_max(mut self, max: Duration) -> Self {
+        self.silence_max = max;
         self
     }
 
@@ -328,8 +344,7 @@ impl Git {
             .map_err(GitError::Missing)?;
         let mut child = Running { child, stdin, stderr: Vec::new(), line: Vec::new() };
         let started = Instant::now();
-        let silence_max = if self.network { SILENCE_MAX } else { RUN_MAX };
-        let pumped = child.pump(stdout, progress, started + self.run_max, silence_max);
+        let pumped = child.pump(stdout, progress, started + self.run_max, self.silence_max);
         let stop = |child: &mut Running<'_>| {
             child.kill();
             said(&child.stderr)
@@ -610,6 +625,18 @@ mod tests {
             assert!(started.elapsed() < Duration::from_secs(20), "{}", stat());
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn a_server_that_says_nothing_is_left() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("git://127.0.0.1:{}/x", server.local_addr().unwrap().port());
+        let error = Git::new()
+            .network()
+            .silence_max(Duration::from_millis(300))
+            .run(&["ls-remote", &url])
+            .unwrap_err();
+        assert!(matches!(error, GitError::TimedOut { .. }), "{error}");
     }
 
     #[test]

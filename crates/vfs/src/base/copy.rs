@@ -1,7 +1,7 @@
 //! Copies files of a directory that somebody may be writing to, and that somebody else may have written: never through
 //! a symbolic link, never a device or fifo, and never half of one version and half of another.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -97,6 +97,82 @@ pub(super) fn copy(
     Ok(out)
 }
 
+/// What a directory looks like without reading its files: as long as this is the same, so is their content.
+pub(super) struct Survey {
+    pub(super) digest: blake3::Hash,
+    /// The newest change time, seconds. What changes in the same moment as it is looked at may look the same after.
+    pub(super) newest_s: i64,
+}
+
+/// Looks at `paths` without reading any file. Change times can't be set by programs, so what is rewritten looks new.
+pub(super) fn survey(root: BorrowedFd<'_>, paths: &BTreeSet<TreePath>) -> Result<Survey, FreezeError> {
+    let mut by_dir: BTreeMap<Option<TreePath>, Vec<&TreePath>> = BTreeMap::new();
+    for path in paths {
+        by_dir.entry(path.parent()).or_default().push(path);
+    }
+    let groups: Vec<_> = by_dir.into_iter().collect();
+    let looks: Result<Vec<_>, FreezeError> = super::on_threads(|| {
+        groups.par_iter().map(|(dir, paths)| look_at(root, dir.as_ref(), paths)).collect()
+    });
+    let mut hasher = blake3::Hasher::new();
+    let mut newest_s = 0;
+    for (bytes, newest) in looks? {
+        hasher.update(&bytes);
+        newest_s = newest.max(newest_s);
+    }
+    Ok(Survey { digest: hasher.finalize(), newest_s })
+}
+
+/// The stats of a directory and of what is asked for in it, as bytes, and the newest change time.
+fn look_at(
+    root: BorrowedFd<'_>,
+    dir: Option<&TreePath>,
+    paths: &[&TreePath],
+) -> Result<(Vec<u8>, i64), FreezeError> {
+    let fd = match open_dir(root, dir) {
+        Ok(fd) => fd,
+        Err(error) if is_gone(error) => return Ok((Vec::new(), 0)),
+        Err(error) => return Err(unreadable(dir, error.into())),
+    };
+    let mut out = Vec::with_capacity(paths.len() * 128);
+    let mut newest_s = 0;
+    let mut add = |name: &[u8], stat: &Stat, is_dir: bool| {
+        out.extend((name.len() as u64).to_le_bytes());
+        out.extend(name);
+        // What a directory holds is among the paths; its own times change with things that are ignored.
+        let content = if is_dir {
+            [0; 6]
+        } else {
+            [
+                stat.st_size,
+                stat.st_ctime,
+                stat.st_ctime_nsec.cast_signed(),
+                stat.st_mtime,
+                stat.st_mtime_nsec.cast_signed(),
+                stat.st_ino.cast_signed(),
+            ]
+        };
+        out.extend(content.iter().flat_map(|n| n.to_le_bytes()));
+        out.extend(stat.st_mode.to_le_bytes());
+        if !is_dir {
+            newest_s = newest_s.max(stat.st_ctime);
+        }
+    };
+    let own = rustix::fs::fstat(&fd).map_err(|error| unreadable(dir, error.into()))?;
+    add(dir.map_or(b"", TreePath::as_bytes), &own, true);
+    for path in paths {
+        let name = std::ffi::OsStr::from_bytes(path.file_name());
+        match rustix::fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => {
+                add(path.as_bytes(), &stat, FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
+            }
+            Err(error) if is_gone(error) => {}
+            Err(error) => return Err(unreadable(Some(path), error.into())),
+        }
+    }
+    Ok((out, newest_s))
+}
+
 enum Leaf {
     Copied(Copied),
     Dir(DirLook),
@@ -150,7 +226,7 @@ impl Job<'_> {
         if stat.st_mtime > self.newest_s {
             Timespec { tv_sec: self.newest_s, tv_nsec: 0 }
         } else {
-            Timespec { tv_sec: stat.st_mtime, tv_nsec: stat.st_mtime_nsec.cast_signed().into_ns() }
+            Timespec { tv_sec: stat.st_mtime, tv_nsec: stat.st_mtime_nsec.cast_signed() }
         }
     }
 
@@ -197,6 +273,13 @@ impl Job<'_> {
             };
             if leaf.is_some() {
                 return Ok(leaf);
+            }
+            // What is there next may be of another kind.
+            match std::fs::remove_file(self.to.join(path.as_path())) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(FreezeError::Store(error));
+                }
+                _ => {}
             }
         }
         Err(FreezeError::Changed(path.clone()))
@@ -281,17 +364,6 @@ impl Job<'_> {
         };
         finish().map_err(FreezeError::Store)?;
         Ok(Some(Leaf::Copied(Copied { mode, hash })))
-    }
-}
-
-/// The kernel gives nanoseconds as unsigned here and takes them as signed there.
-trait IntoNs {
-    fn into_ns(self) -> i64;
-}
-
-impl IntoNs for i64 {
-    fn into_ns(self) -> i64 {
-        self.clamp(0, 999_999_999)
     }
 }
 

@@ -6,14 +6,16 @@ use std::path::{Path, PathBuf};
 
 use proto::api::BaseInfo;
 use proto::path::TreePath;
+use rusqlite::{OptionalExtension, params};
 use rustix::fs::{Mode, OFlags};
 
-use super::copy::Outcome;
+use super::copy::{Outcome, Survey};
 use super::dotgit::{Head, Mirror};
 use super::git::{AGE_S, some};
 use super::list::{List, everything, git_for, not_ignored, scratch_repo, take_index};
 use super::repo::{Repo, read_small};
 use super::{About, Draft, FreezeError, copy, seal, shown};
+use crate::db::DbError;
 use crate::git::{Git, GitError};
 use crate::store::Store;
 
@@ -43,27 +45,55 @@ impl Store {
         let mut warnings = Vec::new();
         let draft = Draft::new(self)?;
         let (top, repo) = choose(&source.path, &draft, &mut warnings)?;
+        let state = self.inner.layout.root();
+        if top.starts_with(state) {
+            let reason = "it lies in the state directory".into();
+            return Err(FreezeError::Unusable {
+                path: shown(&top),
+                reason,
+                hint: "name a directory of yours",
+            });
+        }
+        // A state directory within is not part of the work.
+        let own = state
+            .strip_prefix(&top)
+            .ok()
+            .and_then(|own| TreePath::new(own.as_os_str().as_encoded_bytes()).ok());
         let root = open_root(&top)?;
         progress(&format!("reading {}", shown(&top)));
         let history = match &repo {
             Some(repo) => self.history(repo, &draft, &mut warnings, progress)?,
             None => None,
         };
-        let list = list(&root, &top, repo.as_ref(), history.as_ref(), source.include_ignored, &draft)?;
+        let list =
+            list(&root, &top, repo.as_ref(), history.as_ref(), source.include_ignored, own.as_ref(), &draft)?;
         if !list.nested.is_empty() {
             warnings.push(format!(
                 "repositories within are plain files, without their history: {}",
                 some(&list.nested)
             ));
         }
+        let identity = identity(history.as_ref(), &draft, &warnings)?;
+        let now_s = draft.now_s()?;
+        let survey = copy::survey(root.as_fd(), &list.paths)?;
+        let key = survey_key(&top, source.include_ignored);
+        if let Some(files) = self.known_survey(&key, &survey)?
+            && let Some(base) = self.lease(&content(&identity, &files))?
+        {
+            return Ok(base);
+        }
         progress(&format!("copying {} files", list.paths.len()));
-        let newest_s = draft.now_s()? - AGE_S;
-        let copied = copy::copy(root.as_fd(), list.paths.into_iter().collect(), &draft.tree(), newest_s)?;
-        warn_of(&copied, &mut warnings);
-        let content = self.content(&copied, history.as_ref(), &draft, &warnings)?;
+        let paths = list.paths.into_iter().collect();
+        let copied = copy::copy(root.as_fd(), paths, &draft.tree(), now_s - AGE_S)?;
+        let files = files_digest(&copied);
+        if survey.newest_s < now_s - AGE_S {
+            self.remember_survey(&key, &survey, &files)?;
+        }
+        let content = content(&identity, &files);
         if let Some(base) = self.lease(&content)? {
             return Ok(base);
         }
+        warn_of(&copied, &mut warnings);
         if history.is_some() {
             refresh_index(&draft)?;
         }
@@ -77,7 +107,24 @@ impl Store {
         let hashes: HashMap<TreePath, blake3::Hash> =
             copied.leaves.iter().map(|(path, copied)| (path.clone(), copied.hash)).collect();
         let how = seal::How { hashes: Some(&hashes), dirs: Some(&copied.dirs), mtime_s: None };
-        self.keep(&draft, about, &how)
+        self.keep(&draft, about, &how, progress)
+    }
+
+    /// The digest of the files that looked like this when they were last copied.
+    fn known_survey(&self, key: &str, survey: &Survey) -> Result<Option<blake3::Hash>, DbError> {
+        let conn = self.inner.db.read();
+        let mut statement = conn.prepare_cached("SELECT value FROM meta WHERE key = ?1")?;
+        let value: Option<[u8; 64]> = statement.query_row([key], |row| row.get(0)).optional()?;
+        let found = value.filter(|value| value[..32] == *survey.digest.as_bytes());
+        Ok(found.and_then(|value| blake3::Hash::from_slice(&value[32..]).ok()))
+    }
+
+    fn remember_survey(&self, key: &str, survey: &Survey, files: &blake3::Hash) -> Result<(), DbError> {
+        let value = [survey.digest.as_bytes().as_slice(), files.as_bytes()].concat();
+        self.inner.db.write(|tx| {
+            tx.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)", params![key, value])?;
+            Ok(())
+        })
     }
 
     /// Gives the draft a `.git` with the repository's history and index. A repository whose history can't be read
@@ -93,7 +140,7 @@ impl Store {
             warnings.push(format!("frozen without git history: {reason}"));
             return Ok(None);
         }
-        let mirror = Mirror::lock(&self.inner.layout, &text(repo.address())?, false)?;
+        let mirror = Mirror::lock(&self.inner.layout, repo.address().as_os_str(), false)?;
         let fetched = self.fetch_history(repo, mirror, draft, progress);
         match fetched {
             Ok(history) => Ok(Some(history)),
@@ -140,44 +187,68 @@ impl Store {
         bring_staged(repo, &draft.git_dir(), commit.as_deref())?;
         Ok(History { mirror, commit, head })
     }
+}
 
-    /// The digest of all that decides what the base is.
-    fn content(
-        &self,
-        copied: &Outcome,
-        history: Option<&History>,
-        draft: &Draft,
-        warnings: &[String],
-    ) -> Result<String, FreezeError> {
-        let mut hasher = blake3::Hasher::new();
-        let mut part = |bytes: &[u8]| {
-            hasher.update(&(bytes.len() as u64).to_le_bytes());
-            hasher.update(bytes);
-        };
-        part(b"dir");
-        if let Some(history) = history {
-            part(history.mirror.id.as_bytes());
-            part(history.head.text().as_bytes());
-            part(history.commit.as_deref().unwrap_or_default().as_bytes());
-            part(&Git::at(&draft.git_dir()).run(&["ls-files", "-z", "--stage", "-t"])?);
-            part(&read_small(&draft.git_dir().join("MERGE_HEAD")).unwrap_or_default());
-        }
-        for warning in warnings {
-            part(warning.as_bytes());
-        }
-        for (path, copied) in &copied.leaves {
-            part(path.as_bytes());
-            part(&copied.mode.to_le_bytes());
-            part(copied.hash.as_bytes());
-        }
-        let mut dirs: Vec<_> = copied.dirs.iter().collect();
-        dirs.sort_unstable_by_key(|(path, _)| *path);
-        for (path, look) in dirs {
-            part(path.as_bytes());
-            part(&look.mode.to_le_bytes());
-        }
-        Ok(hasher.finalize().to_hex().to_string())
+/// The key in `meta` of what a directory looked like.
+fn survey_key(top: &Path, include_ignored: bool) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&[u8::from(include_ignored)]);
+    hasher.update(top.as_os_str().as_encoded_bytes());
+    format!("{}{}", super::gc::SURVEY_KEY, hasher.finalize().to_hex())
+}
+
+/// The digest of all that decides what the base is.
+fn content(identity: &blake3::Hash, files: &blake3::Hash) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"dir\0").update(identity.as_bytes()).update(files.as_bytes());
+    hasher.finalize().to_hex().to_string()
+}
+
+/// A digest of parts that can't run into each other.
+#[derive(Default)]
+struct Parts(blake3::Hasher);
+
+impl Parts {
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
     }
+}
+
+/// What decides the base beside its files: history, what is staged, what was warned of.
+fn identity(
+    history: Option<&History>,
+    draft: &Draft,
+    warnings: &[String],
+) -> Result<blake3::Hash, FreezeError> {
+    let mut parts = Parts::default();
+    if let Some(history) = history {
+        parts.add(history.mirror.id.as_bytes());
+        parts.add(history.head.text().as_bytes());
+        parts.add(history.commit.as_deref().unwrap_or_default().as_bytes());
+        parts.add(&Git::at(&draft.git_dir()).run(&["ls-files", "-z", "--stage", "-t"])?);
+        parts.add(&read_small(&draft.git_dir().join("MERGE_HEAD")).unwrap_or_default());
+    }
+    for warning in warnings {
+        parts.add(warning.as_bytes());
+    }
+    Ok(parts.0.finalize())
+}
+
+fn files_digest(copied: &Outcome) -> blake3::Hash {
+    let mut parts = Parts::default();
+    for (path, copied) in &copied.leaves {
+        parts.add(path.as_bytes());
+        parts.add(&copied.mode.to_le_bytes());
+        parts.add(copied.hash.as_bytes());
+    }
+    let mut dirs: Vec<_> = copied.dirs.iter().collect();
+    dirs.sort_unstable_by_key(|(path, _)| *path);
+    for (path, look) in dirs {
+        parts.add(path.as_bytes());
+        parts.add(&look.mode.to_le_bytes());
+    }
+    parts.0.finalize()
 }
 
 fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
@@ -226,9 +297,13 @@ fn choose(
 /// that is one, an ignored build directory) is not a part of it.
 fn tracks(repo: &Repo, top: &Path, dir: &Path, draft: &Draft) -> Result<bool, FreezeError> {
     let git_dir = scratch_repo(&draft.dir.join("above"), repo)?;
-    let below = text(dir.strip_prefix(top).unwrap_or(dir))?;
-    let found =
-        git_for(&git_dir, top).env("GIT_LITERAL_PATHSPECS", "1").run(&["ls-files", "-z", "--", &below])?;
+    let below = dir.strip_prefix(top).unwrap_or(dir).as_os_str();
+    let found = git_for(&git_dir, top).env("GIT_LITERAL_PATHSPECS", "1").run(&[
+        "ls-files".as_ref(),
+        "-z".as_ref(),
+        "--".as_ref(),
+        below,
+    ])?;
     Ok(!found.is_empty())
 }
 
@@ -238,14 +313,19 @@ fn list(
     repo: Option<&Repo>,
     history: Option<&History>,
     include_ignored: bool,
+    own: Option<&TreePath>,
     draft: &Draft,
 ) -> Result<List, FreezeError> {
-    let Some(repo) = repo.filter(|_| !include_ignored) else { return everything(root.as_fd()) };
+    let Some(repo) = repo.filter(|_| !include_ignored) else { return everything(root.as_fd(), own) };
     let git_dir = match history {
         Some(_) => draft.git_dir(),
         None => scratch_repo(&draft.dir.join("top"), repo)?,
     };
-    not_ignored(root.as_fd(), top, &git_dir, &draft.dir)
+    let mut list = not_ignored(root.as_fd(), top, &git_dir, &draft.dir)?;
+    if let Some(own) = own {
+        list.paths.retain(|path| !path.starts_with(own));
+    }
+    Ok(list)
 }
 
 fn open_root(top: &Path) -> Result<OwnedFd, FreezeError> {
@@ -345,13 +425,4 @@ fn warn_of(copied: &Outcome, warnings: &mut Vec<String>) {
     if copied.lfs_pointers > 0 {
         warnings.push(format!("{} files are Git LFS pointers, not the content", copied.lfs_pointers));
     }
-}
-
-/// A path that goes to git as text.
-pub(super) fn text(path: &Path) -> Result<String, FreezeError> {
-    path.to_str().map(str::to_owned).ok_or_else(|| FreezeError::Unusable {
-        path: shown(path),
-        reason: "its path is not UTF-8".into(),
-        hint: "reach it by another path",
-    })
 }

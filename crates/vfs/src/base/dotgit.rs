@@ -1,5 +1,6 @@
 //! Mirrors of source repositories, and the `.git` that a base gets from one.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -59,14 +60,14 @@ pub(super) struct Mirror {
     pub(super) dir: PathBuf,
     /// Its name among the mirrors: BLAKE3 of the source's canonical path or URL.
     pub(super) id: String,
-    url: String,
+    url: OsString,
     is_url: bool,
     _lock: File,
 }
 
 impl Mirror {
     /// The mirror of `url` (an URL, or the path of a local repository). Waits for who else fetches the same.
-    pub(super) fn lock(layout: &Layout, url: &str, is_url: bool) -> Result<Self, FreezeError> {
+    pub(super) fn lock(layout: &Layout, url: &OsStr, is_url: bool) -> Result<Self, FreezeError> {
         let id = mirror_id(url);
         let lock = || -> io::Result<File> {
             let lock = File::options()
@@ -145,10 +146,9 @@ impl Mirror {
         if remote.has_refs {
             self.fetch_refs(&["--prune"], &refs, progress)?;
         }
-        // A `HEAD` that names nothing is good: an unborn branch.
-        if let Some(head) = &remote.head {
-            std::fs::write(self.dir.join("HEAD"), head.text()).map_err(FreezeError::Store)?;
-        }
+        // Without a commit there, `HEAD` must not resolve to an older one here.
+        let head = remote.head.as_ref().map_or_else(|| "ref: refs/tendon/none\n".into(), Head::text);
+        std::fs::write(self.dir.join("HEAD"), head).map_err(FreezeError::Store)?;
         self.tidy()
     }
 
@@ -168,7 +168,13 @@ impl Mirror {
         args.extend(options);
         args.push("source");
         args.extend(refs);
-        self.remote(self.git()).run_with(&args, &[], progress)?;
+        // Of all that git says, people want to see how far it is.
+        let percents = |line: &str| {
+            if line.contains("objects:") || line.contains("deltas:") {
+                progress(line);
+            }
+        };
+        self.remote(self.git()).run_with(&args, &[], &percents)?;
         Ok(())
     }
 
@@ -235,8 +241,8 @@ impl Mirror {
 }
 
 /// The name of a source's mirror.
-pub(super) fn mirror_id(url: &str) -> String {
-    blake3::hash(url.as_bytes()).to_hex()[..32].to_owned()
+pub(super) fn mirror_id(url: &OsStr) -> String {
+    blake3::hash(url.as_encoded_bytes()).to_hex()[..32].to_owned()
 }
 
 /// The least that git takes for a repository.

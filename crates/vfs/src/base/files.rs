@@ -37,7 +37,7 @@ impl Store {
             if files.len() == 1 { "1 inline file".into() } else { format!("{} inline files", files.len()) };
         let about = About { content, source, git_head: None, mirror: None, warnings: Vec::new() };
         let how = seal::How { hashes: Some(&hashes), ..seal::How::default() };
-        self.keep(&draft, about, &how)
+        self.keep(&draft, about, &how, &|_| ())
     }
 }
 

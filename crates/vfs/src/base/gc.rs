@@ -42,6 +42,9 @@ impl Coded for GcError {
     }
 }
 
+/// How the keys in `meta` begin that say what a frozen directory looked like.
+pub(super) const SURVEY_KEY: &str = "survey:";
+
 /// The key in `meta` that names a base's mirror.
 pub(super) fn mirror_key(base: &BaseId) -> String {
     format!("mirror:{base}")
@@ -57,6 +60,9 @@ impl Store {
             let unused = self.unused(tx)?;
             for (base, layers) in &unused {
                 forget(tx, base, layers)?;
+            }
+            if !unused.is_empty() {
+                tx.execute("DELETE FROM meta WHERE key GLOB ?1", [format!("{SURVEY_KEY}*")])?;
             }
             Ok(unused)
         })?;

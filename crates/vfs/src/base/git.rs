@@ -40,8 +40,8 @@ impl Store {
     pub fn freeze_git(&self, source: &GitSource, progress: &dyn Fn(&str)) -> Result<BaseInfo, FreezeError> {
         let place = place(&source.repo)?;
         let (url, is_url) = match &place {
-            Place::Local(repo) => (super::dir::text(repo.address())?, false),
-            Place::Url(url) => (url.clone(), true),
+            Place::Local(repo) => (repo.address().as_os_str().to_owned(), false),
+            Place::Url(url) => (url.into(), true),
         };
         let no_rev = || FreezeError::NoRev { repo: redacted(&source.repo), rev: source.rev.clone() };
         if source.rev.is_empty() || source.rev.contains(['\0', '\n']) {
@@ -69,7 +69,6 @@ impl Store {
         mirror.write_dot_git(&draft.git_dir(), &head, &settings)?;
         let mtime_s = check_out(&draft, &commit)?;
         let warnings = submodules(&draft)?;
-        progress("hashing");
         let about = About {
             content,
             source: format!("{} @ {}", redacted(&source.repo), source.rev),
@@ -78,7 +77,7 @@ impl Store {
             warnings,
         };
         let how = seal::How { mtime_s: Some(mtime_s), ..seal::How::default() };
-        self.keep(&draft, about, &how)
+        self.keep(&draft, about, &how, progress)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which files of a directory are frozen: those that git tracks or would track, or all of them.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
@@ -9,10 +10,10 @@ use std::path::{Path, PathBuf};
 use proto::path::TreePath;
 use rustix::fs::{Dir, FileType};
 
-use super::FreezeError;
 use super::copy::{is_gone, open_dir};
 use super::dotgit::{Head, copy_state, write_bare_minimum};
 use super::repo::{Repo, is_plain_file};
+use super::{FreezeError, shown};
 use crate::git::{Git, user_excludes};
 
 /// Submodules in submodules, and so on.
@@ -26,8 +27,8 @@ pub(super) struct List {
     pub(super) nested: Vec<String>,
 }
 
-/// All files, symlinks and directories below `root`; `.git` is passed over.
-pub(super) fn everything(root: BorrowedFd<'_>) -> Result<List, FreezeError> {
+/// All files, symlinks and directories below `root`; `.git` is passed over, and so is `except`.
+pub(super) fn everything(root: BorrowedFd<'_>, except: Option<&TreePath>) -> Result<List, FreezeError> {
     let mut out = List::default();
     let mut todo: Vec<Option<TreePath>> = vec![None];
     while let Some(dir) = todo.pop() {
@@ -51,6 +52,9 @@ pub(super) fn everything(root: BorrowedFd<'_>) -> Result<List, FreezeError> {
                 Some(dir) => dir.join(bytes)?,
                 None => TreePath::new(bytes)?,
             };
+            if except == Some(&path) {
+                continue;
+            }
             if is_dir(root, &path, entry.file_type()) {
                 todo.push(Some(path.clone()));
             }
@@ -109,7 +113,17 @@ impl Nested<'_> {
             let path = below(dir, name)?;
             if line.starts_with(b"160000 ") { nested.push(path) } else { drop(self.out.paths.insert(path)) }
         }
-        let others = git.run(&["ls-files", "-z", "--others", "--exclude-standard"])?;
+        let closed = RefCell::new(None);
+        let hear = |line: &str| {
+            if let Some((_, name)) = line.split_once("could not open directory '") {
+                closed.borrow_mut().get_or_insert_with(|| name.split('\'').next().unwrap_or(name).to_owned());
+            }
+        };
+        let others = git.run_with(&["ls-files", "-z", "--others", "--exclude-standard"], &[], &hear)?;
+        if let Some(name) = closed.into_inner() {
+            let source = std::io::ErrorKind::PermissionDenied.into();
+            return Err(FreezeError::Read { path: shown(&work_tree.join(name)), source });
+        }
         for name in others.split(|b| *b == 0).filter(|name| !name.is_empty()) {
             match name.strip_suffix(b"/") {
                 Some(name) => nested.push(below(dir, name)?),
@@ -161,7 +175,7 @@ pub(super) fn take_index(repo: &Repo, git_dir: &Path) -> Result<(), FreezeError>
         }
         Ok(())
     };
-    take().map_err(|source| FreezeError::Read { path: super::shown(&repo.git_dir), source })?;
+    take().map_err(|source| FreezeError::Read { path: shown(&repo.git_dir), source })?;
     copy_state(&repo.git_dir, &repo.common, git_dir).map_err(FreezeError::Store)
 }
 
@@ -169,7 +183,7 @@ pub(super) fn take_index(repo: &Repo, git_dir: &Path) -> Result<(), FreezeError>
 pub(super) fn git_for(git_dir: &Path, work_tree: &Path) -> Git {
     let git = Git::at(git_dir).work_tree(work_tree);
     match user_excludes() {
-        Some(file) => git.config("core.excludesFile", &file.to_string_lossy()),
+        Some(file) => git.config("core.excludesFile", file),
         None => git,
     }
 }

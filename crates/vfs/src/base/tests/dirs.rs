@@ -220,3 +220,69 @@ fn a_file_that_keeps_changing_is_told_or_taken_whole() {
         stop.store(true, Ordering::Relaxed);
     });
 }
+
+#[test]
+fn a_state_directory_within_is_left_out() {
+    let repo = repo();
+    let state = repo.path().join("state/here");
+    std::fs::create_dir_all(&state).unwrap();
+    let (store, clock) = open(&state);
+    let f = Fixture { state: temp_dir("unused"), store, clock };
+    for include_ignored in [false, true] {
+        let base = f.try_dir(repo.path(), include_ignored).unwrap();
+        assert!(f.files(&base).iter().all(|path| !path.starts_with("state")), "{:?}", f.files(&base));
+    }
+    assert_eq!(f.try_dir(&state.join("bases"), false).unwrap_err().code(), Code::BadInput);
+}
+
+#[test]
+fn files_that_were_looked_at_before_are_found_again_without_reading() {
+    let f = Fixture::new();
+    let dir = temp_dir("again");
+    let path = dir.path().join("file");
+    std::fs::write(&path, "1").unwrap();
+    // Change times can't be set: only old files are trusted by their looks, so wait until this one is.
+    let old = || std::os::unix::fs::MetadataExt::ctime(&std::fs::metadata(&path).unwrap());
+    let now = || {
+        let probe = dir.path().join(".now");
+        std::fs::write(&probe, "").unwrap();
+        let now = std::os::unix::fs::MetadataExt::ctime(&std::fs::metadata(&probe).unwrap());
+        std::fs::remove_file(&probe).unwrap();
+        now
+    };
+    testkit::wait_until("the file is old", std::time::Duration::from_secs(20), || now() > old() + 3);
+    let copied = std::cell::Cell::new(0);
+    let freeze = || {
+        let source = DirSource { path: dir.path().to_owned(), include_ignored: false };
+        let progress = |line: &str| copied.set(copied.get() + i32::from(line.starts_with("copying")));
+        f.store.freeze_dir(&source, &progress).unwrap()
+    };
+    let first = freeze();
+    assert_eq!((freeze().id, copied.get()), (first.id.clone(), 1));
+    // The same size and modification time, but another content.
+    let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+    std::fs::write(&path, "2").unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    assert_ne!(freeze().tree, first.tree);
+    assert_eq!(copied.get(), 2);
+}
+
+#[test]
+fn what_the_user_ignores_everywhere_is_left_out() {
+    testkit::rootless("base::tests::dirs::what_the_user_ignores_everywhere_is_left_out", || {
+        let home = PathBuf::from(testkit::process::variable("HOME").unwrap());
+        if testkit::process::variable("TESTKIT_ROOTLESS_TEST").is_none() {
+            return; // The home is a person's own.
+        }
+        let f = Fixture::new();
+        let repo = repo();
+        repo.file("secret.env", "s");
+        assert!(f.files(&f.dir(repo.path())).contains(&"secret.env".to_owned()));
+        testkit::fixtures::write(&home.join(".config/git/ignore"), "*.env\n");
+        assert!(!f.files(&f.dir(repo.path())).contains(&"secret.env".to_owned()));
+        testkit::fixtures::write(&home.join(".gitconfig"), "[core]\n\texcludesFile = ~/mine\n");
+        testkit::fixtures::write(&home.join("mine"), "kept\n*.env\nchanged\n");
+        let files = f.files(&f.dir(repo.path()));
+        assert!(!files.contains(&"secret.env".to_owned()) && files.contains(&"kept".to_owned()), "{files:?}");
+    });
+}

@@ -104,6 +104,13 @@ fn bare_repositories_worktrees_and_file_urls_are_sources() {
     let tree = dir.path().join("tree");
     repo.git(&["worktree", "add", "--quiet", "-b", "wt", tree.to_str().unwrap()]);
     let url = PathBuf::from(format!("file://{}", repo.path().display()));
+    let odd = dir.path().join(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"odd \n\xff"));
+    std::fs::create_dir(&odd).unwrap();
+    let odd = odd.join("wt");
+    repo.git(&["clone", "--quiet", ".", dir.path().join("clone").to_str().unwrap()]);
+    std::fs::rename(dir.path().join("clone"), &odd).unwrap();
+    let base = f.dir(&odd);
+    assert_eq!((base.git_head.as_deref(), base.warnings.len()), (Some(commit.as_str()), 0));
     for place in [&bare, &tree, &url, &repo.path().join("src")] {
         let base = f.git(place, "HEAD").unwrap();
         assert_eq!(base.git_head.as_deref(), Some(commit.as_str()), "{place:?}");
@@ -225,6 +232,98 @@ fn a_user_without_privileges_freezes_too() {
         let error = f.try_dir(repo.path(), false).unwrap_err();
         assert!(error.to_string().contains("src/b.rs"), "{error}");
         assert_eq!(error.code(), Code::BadInput);
+        std::fs::set_permissions(repo.path().join("src/b.rs"), mode(0o644)).unwrap();
+        std::fs::set_permissions(repo.path().join("ro"), mode(0o000)).unwrap();
+        let error = f.try_dir(repo.path(), false).unwrap_err();
+        assert!(error.to_string().contains("ro"), "{error}");
         std::fs::set_permissions(repo.path().join("ro"), mode(0o755)).unwrap();
     });
+}
+
+/// Serves the repositories below `dir` to one client after another, as a git server does.
+fn serve(dir: &Path) -> u16 {
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    let dir = dir.to_owned();
+    std::thread::spawn(move || {
+        for client in server.incoming() {
+            let client: std::os::fd::OwnedFd = client.unwrap().into();
+            let mut git = testkit::process::command("git");
+            git.args(["-c", "safe.directory=*", "daemon", "--inetd", "--export-all"]);
+            git.arg(format!("--base-path={}", dir.display()));
+            let status = git.stdin(client.try_clone().unwrap()).stdout(client).status().unwrap();
+            assert!(status.success());
+        }
+    });
+    port
+}
+
+#[test]
+fn a_repository_is_fetched_from_a_server() {
+    let f = Fixture::new();
+    let dir = temp_dir("served");
+    let repo = GitRepo::at(&dir.path().join("repo"));
+    repo.file("a", "a").commit("one");
+    repo.git(&["checkout", "--quiet", "-b", "side"]);
+    let commit = repo.file("b", "b").commit("two");
+    repo.git(&["checkout", "--quiet", "main"]);
+    repo.git(&["update-ref", "refs/pull/7/head", &commit]);
+    let url = format!("git://127.0.0.1:{}", serve(dir.path()));
+    let from = |rev: &str| f.git(Path::new(&format!("{url}/repo")), rev);
+    assert_eq!(from("HEAD").unwrap().files, 1);
+    for rev in ["side", "origin/side", "refs/pull/7/head", &commit] {
+        let base = from(rev).unwrap_or_else(|error| panic!("{rev}: {error}"));
+        assert_eq!(base.git_head.as_deref(), Some(commit.as_str()), "{rev}");
+        assert_eq!(f.branch(&base).status(), "");
+    }
+    assert_eq!(from("gone").unwrap_err().code(), Code::NotFound);
+    let error = f.git(Path::new(&format!("{url}/gone")), "HEAD").unwrap_err();
+    assert!(matches!(error, FreezeError::Git(_)), "{error}");
+}
+
+#[test]
+fn a_head_without_commits_is_not_an_older_one() {
+    let f = Fixture::new();
+    let (repo, _) = repo();
+    f.git(repo.path(), "HEAD").unwrap();
+    repo.git(&["symbolic-ref", "HEAD", "refs/heads/none"]);
+    assert_eq!(f.git(repo.path(), "HEAD").unwrap_err().code(), Code::NotFound);
+    assert!(f.git(repo.path(), "main").is_ok());
+}
+
+#[test]
+fn many_packs_of_a_mirror_become_one_and_bases_stay_whole() {
+    let f = Fixture::new();
+    let (repo, _) = repo();
+    let first = f.git(repo.path(), "HEAD").unwrap();
+    for n in 0..26 {
+        repo.file("n", n.to_string()).commit("more");
+        f.git(repo.path(), "HEAD").unwrap();
+    }
+    let last = f.git(repo.path(), "HEAD").unwrap();
+    for base in [first, last] {
+        let branch = f.branch(&base);
+        branch.git(&["fsck", "--full"]);
+        assert_eq!(branch.status(), "");
+    }
+}
+
+#[test]
+fn two_at_once_make_one_base() {
+    let f = Fixture::new();
+    let (repo, _) = repo();
+    let bases: Vec<BaseInfo> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|n| {
+                let (f, repo) = (&f, &repo);
+                scope.spawn(
+                    move || if n % 2 == 0 { f.git(repo.path(), "main").unwrap() } else { f.dir(repo.path()) },
+                )
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(bases[0], bases[2]);
+    assert_eq!(bases[1], bases[3]);
+    assert_eq!(std::fs::read_dir(f.state.path().join("bases")).unwrap().count(), 2);
 }
