@@ -513,6 +513,7 @@ fn shown(row: &Row<'_>) -> Result<AuditRow, DbError> {
 mod tests {
     use std::sync::Arc;
 
+    use proto::error::{Code, Coded};
     use rusqlite::Connection;
 
     use super::*;
@@ -694,13 +695,13 @@ mod tests {
         };
         let pages: u32 = store.inner.db.read().pragma_query_value(None, "page_count", |r| r.get(0)).unwrap();
         store.inner.db.read().pragma_update(None, "max_page_count", pages + 2).unwrap();
-        assert_eq!(append_big().unwrap_err().code(), proto::error::Code::NoSpace);
+        assert_eq!(append_big().unwrap_err().code(), Code::NoSpace);
         assert_eq!(store.audit_verify().unwrap(), AuditCheck { rows: 1, bad_seq: None, problem: None });
         store.inner.db.read().pragma_update(None, "max_page_count", 1_000_000).unwrap();
         store.inner.db.read().busy_timeout(std::time::Duration::from_millis(10)).unwrap();
         let other = Connection::open(dir.path().join("tendon.db")).unwrap();
         other.execute_batch("BEGIN EXCLUSIVE").unwrap();
-        append_big().unwrap_err();
+        assert_eq!(append_big().unwrap_err().code(), Code::StateBusy);
         other.execute_batch("ROLLBACK").unwrap();
         append_big().unwrap();
         assert_eq!(store.audit_verify().unwrap().rows, 65);

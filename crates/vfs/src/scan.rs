@@ -514,7 +514,7 @@ impl Scan<'_> {
         let mut read: BTreeMap<TreePath, Captured> =
             jobs.into_iter().zip(read).filter_map(|(job, read)| read.map(|read| (job.path, read))).collect();
         if writers == Writers::MayLive {
-            for read in read.values_mut().filter(|read| read.stat.mtime_ns > clock_ns - MAPPED_NS_MAX) {
+            for read in read.values_mut().filter(|read| read.stat.ctime_ns > clock_ns - MAPPED_NS_MAX) {
                 read.stat = StatId::default();
             }
         }

@@ -178,6 +178,25 @@ fn no_write_right_after_a_scan_is_missed() {
 }
 
 #[test]
+fn a_young_file_is_read_again_while_writers_live() {
+    let mut world = World::new(base);
+    let b = world.copy();
+    b.write("young", "y");
+    b.write("old", "o");
+    let old = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let times = std::fs::FileTimes::new().set_modified(old);
+    File::options().write(true).open(b.at("old")).unwrap().set_times(times).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    world.store.scan_live(&b.id, &Actor::cli(1), None).unwrap();
+    // A mapped page that is dirty already takes writes without a new time: no identity is trusted meanwhile.
+    assert_eq!(world.recorded(&b)[&path("young")].stat, StatId::default());
+    assert_eq!(world.recorded(&b)[&path("old")].stat, StatId::default());
+    world.scan(&b);
+    assert_ne!(world.recorded(&b)[&path("young")].stat, StatId::default());
+    assert_eq!(world.scan(&b), ScanReport::default());
+}
+
+#[test]
 fn odd_files_neither_stop_nor_hang_a_scan() {
     let mut world = World::new(base);
     let mut branches = vec![world.copy()];
