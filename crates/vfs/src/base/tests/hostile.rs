@@ -110,7 +110,7 @@ fn no_command_of_a_hostile_repository_runs() {
 /// A repository of the user's that nobody named, with a file that must not get out.
 fn secret() -> GitRepo {
     let repo = GitRepo::new();
-    repo.file("secret.txt", "the secret").commit("the secret commit");
+    repo.file("secret.txt", "the secret").file("deep/secret.txt", "the secret").commit("the secret commit");
     repo
 }
 
@@ -187,7 +187,7 @@ fn links_and_index_entries_that_lead_outside_are_not_followed() {
     let f = Fixture::new();
     let secret = secret();
     let repo = GitRepo::new();
-    repo.file("d/secret.txt", "mine").file("bait", "x").commit("one");
+    repo.file("d/secret.txt", "mine").file("d/deep/secret.txt", "mine").file("bait", "x").commit("one");
     std::fs::remove_dir_all(repo.path().join("d")).unwrap();
     std::os::unix::fs::symlink(secret.path(), repo.path().join("d")).unwrap();
     let base = f.dir(repo.path());
