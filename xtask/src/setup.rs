@@ -23,23 +23,17 @@ struct Wanted {
     demo: bool,
 }
 
+const PYTHON: &str = "tests that verify Python projects";
+const JAVASCRIPT: &str = "tests that verify JavaScript projects";
+
 const WANTED: &[Wanted] = &[
     Wanted { need: Need::Bwrap, packages: &["bubblewrap"], why: "the sandbox tier", demo: true },
     Wanted { need: Need::Git, packages: &["git"], why: "bases from repositories", demo: true },
-    Wanted {
-        need: Need::Python,
-        packages: &["python3"],
-        why: "tests that verify Python projects",
-        demo: false,
-    },
-    Wanted {
-        need: Need::Node,
-        packages: &["nodejs"],
-        why: "tests that verify JavaScript projects",
-        demo: false,
-    },
+    Wanted { need: Need::Python, packages: &["python3"], why: PYTHON, demo: false },
+    Wanted { need: Need::Pip, packages: &["python3-pip"], why: PYTHON, demo: false },
+    Wanted { need: Need::Node, packages: &["nodejs"], why: JAVASCRIPT, demo: false },
+    Wanted { need: Need::Npm, packages: &["npm"], why: JAVASCRIPT, demo: false },
     Wanted { need: Need::Loop, packages: &["mount", "e2fsprogs"], why: "tests of power cuts", demo: false },
-    Wanted { need: Need::Npm, packages: &["npm"], why: "tests that verify JavaScript projects", demo: false },
 ];
 
 /// Makes the machine ready, or fails with the command that would.

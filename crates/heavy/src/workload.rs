@@ -89,9 +89,9 @@ impl Workload {
     fn exec(&self, position: &dyn Fn() -> usize) {
         let (n, mut random) = self.next();
         let (path, content) = (format!("execs/{n}"), random.text(40));
-        // A grandchild in a session of its own and a plain background process outlive the command.
-        let script =
-            format!("mkdir -p execs; printf %s {content} > {path}; setsid sleep 300 & sleep 301 & exit 0");
+        // Now and then a grandchild in a session of its own and a plain background process outlive the command.
+        let linger = if n % 8 == 0 { "setsid sleep 300 & sleep 301 & exit 0" } else { "" };
+        let script = format!("mkdir -p execs; printf %s {content} > {path}; {linger}");
         if self.tendon.call(&["branch", "exec", "executed", "--", "sh", "-c", &script]).is_ok() {
             let at = position();
             self.acks.note(at, Ack::Audited { path: path.clone() });
@@ -102,11 +102,13 @@ impl Workload {
     fn fork(&self, position: &dyn Fn() -> usize) {
         let (n, _) = self.next();
         let name = format!("fork-{n}");
-        if self.tendon.call(&["branch", "fork", "edited", "--name", &name]).is_err() {
+        // The second one has processes that write or linger: its fork is another way through the code.
+        let parent = BRANCHES[n % 2];
+        if self.tendon.call(&["branch", "fork", parent, "--name", &name]).is_err() {
             return;
         }
-        // One in four stays; the others are dropped, so that dropping is interrupted too.
-        if n % 4 == 0 {
+        // Half of them stay; the others are dropped, so that dropping is interrupted too.
+        if n % 4 < 2 {
             self.acks.note(position(), Ack::Branch(name));
         } else {
             let _ = self.tendon.call(&["branch", "drop", &name]);

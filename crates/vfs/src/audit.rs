@@ -300,8 +300,7 @@ impl Store {
     /// Reads all rows and says whether the chain is whole.
     pub fn audit_verify(&self) -> Result<AuditCheck, DbError> {
         let conn = self.inner.db.reader()?;
-        let tx = conn.unchecked_transaction()?;
-        verify(&tx, &self.inner.key)
+        verify(&conn, &self.inner.key)
     }
 }
 
@@ -423,10 +422,9 @@ impl<'a> Stored<'a> {
     }
 
     fn insert(&self, tx: &Transaction<'_>, hash: &[u8; 32]) -> Result<(), DbError> {
-        let sql = format!(
-            "INSERT INTO audit ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"
-        );
-        tx.prepare_cached(&sql)?.execute(params![
+        const INSERT: &str = "INSERT INTO audit (seq, time_ms, branch, actor, op, path, before, after, kind, class, mode, size, kept, detail, hash)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
+        tx.prepare_cached(INSERT)?.execute(params![
             self.seq.cast_signed(),
             self.time_ms.cast_signed(),
             self.branch,
@@ -519,6 +517,7 @@ fn shown(row: &Row<'_>) -> Result<AuditRow, DbError> {
 mod tests {
     use std::sync::Arc;
 
+    use proto::error::{Code, Coded};
     use rusqlite::Connection;
 
     use super::*;
@@ -700,13 +699,13 @@ mod tests {
         };
         let pages: u32 = store.inner.db.read().pragma_query_value(None, "page_count", |r| r.get(0)).unwrap();
         store.inner.db.read().pragma_update(None, "max_page_count", pages + 2).unwrap();
-        assert_eq!(append_big().unwrap_err().code(), proto::error::Code::NoSpace);
+        assert_eq!(append_big().unwrap_err().code(), Code::NoSpace);
         assert_eq!(store.audit_verify().unwrap(), AuditCheck { rows: 1, bad_seq: None, problem: None });
         store.inner.db.read().pragma_update(None, "max_page_count", 1_000_000).unwrap();
         store.inner.db.read().busy_timeout(std::time::Duration::from_millis(10)).unwrap();
         let other = Connection::open(dir.path().join("tendon.db")).unwrap();
         other.execute_batch("BEGIN EXCLUSIVE").unwrap();
-        append_big().unwrap_err();
+        assert_eq!(append_big().unwrap_err().code(), Code::StateBusy);
         other.execute_batch("ROLLBACK").unwrap();
         append_big().unwrap();
         assert_eq!(store.audit_verify().unwrap().rows, 65);

@@ -79,9 +79,17 @@ impl Blobs {
             return Ok(());
         }
         let fail = |source| BlobError::Io { what: "store", hash: *hash, source };
-        let tmp = self.tmp();
         let packed = zstd::bulk::compress(bytes, ZSTD_LEVEL).map_err(fail)?;
-        std::fs::write(&tmp, packed)
+        // In the directory where it stays: file systems lay files out by the directory that they are made in.
+        let tmp = self.path(hash).with_file_name(self.tmp_name());
+        let write = || match std::fs::write(&tmp, &packed) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                make_dir(tmp.parent().unwrap_or(&self.dir))?;
+                std::fs::write(&tmp, &packed)
+            }
+            written => written,
+        };
+        write()
             .and_then(|()| self.publish(&tmp, hash, Sync::Later))
             .inspect_err(|_| drop(std::fs::remove_file(&tmp)))
             .map_err(fail)
@@ -112,8 +120,8 @@ impl Blobs {
         Ok(())
     }
 
-    fn tmp(&self) -> PathBuf {
-        self.dir.join(format!("tmp-{}", self.next_tmp.fetch_add(1, Ordering::Relaxed)))
+    fn tmp_name(&self) -> String {
+        format!("tmp-{}", self.next_tmp.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Stores what `content` yields and returns its hash and size. On return it survives a power cut, unless
@@ -121,7 +129,7 @@ impl Blobs {
     pub(crate) fn store(&self, content: &mut dyn Read, sync: Sync) -> Result<(blake3::Hash, u64), BlobError> {
         let zero = blake3::Hash::from_bytes([0; 32]);
         let fail = |what, hash| move |source| BlobError::Io { what, hash, source };
-        let tmp = self.tmp();
+        let tmp = self.dir.join(self.tmp_name());
         let file = File::create(&tmp).map_err(fail("store", zero))?;
         let written = write_blob(content, &file, sync);
         let (hash, size) =
@@ -144,10 +152,9 @@ impl Blobs {
             }
             return Ok(());
         }
-        match std::fs::DirBuilder::new().mode(0o700).create(parent) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            Ok(()) if sync == Sync::Now => File::open(&self.dir)?.sync_all()?,
-            _ => {}
+        // The directory may also be new and not yet synced by whoever stores later.
+        if (make_dir(parent)? || !self.unsynced().is_empty()) && sync == Sync::Now {
+            sync_path(&self.dir)?;
         }
         if sync == Sync::Later {
             // Before the name: whoever finds it must also find that it is not durable.
@@ -180,6 +187,15 @@ pub(crate) enum Sync {
     Now,
     /// The caller syncs many at once.
     Later,
+}
+
+/// Makes a directory; whether it was missing.
+fn make_dir(path: &Path) -> io::Result<bool> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn sync_path(path: &Path) -> io::Result<()> {

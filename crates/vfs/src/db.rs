@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use proto::error::{Code, Coded};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 /// One script per version: the script at index `n` leads from version `n` to `n + 1`.
 const MIGRATIONS: &[&str] = &[include_str!("schema.sql")];
@@ -38,9 +39,23 @@ impl DbError {
         matches!(self, DbError::Sqlite(error)
             if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull))
     }
+}
 
-    pub(crate) fn code(&self) -> proto::error::Code {
-        if self.is_full() { proto::error::Code::NoSpace } else { proto::error::Code::StateBad }
+impl Coded for DbError {
+    fn code(&self) -> Code {
+        if self.is_full() {
+            return Code::NoSpace;
+        }
+        let DbError::Sqlite(error) = self else { return Code::StateBad };
+        let busy = [Some(ErrorCode::DatabaseBusy), Some(ErrorCode::DatabaseLocked)];
+        if busy.contains(&error.sqlite_error_code()) { Code::StateBusy } else { Code::StateBad }
+    }
+    fn hint(&self) -> Option<String> {
+        let code = self.code();
+        if code == Code::NoSpace {
+            return Some("make room, then run it again: nothing was recorded".into());
+        }
+        (code == Code::StateBusy).then(|| "another program holds the state database: end it".into())
     }
 }
 
@@ -69,10 +84,12 @@ impl Db {
         Ok(Self { path: path.to_owned(), conn: Mutex::new(conn), readers: Mutex::new(Vec::new()) })
     }
 
-    /// A connection that only reads and sees all that is committed. It goes back to the pool when it is dropped.
+    /// A connection that only reads, in one transaction: it sees all that is committed at its first read, and nothing
+    /// that is committed later. It goes back to the pool when it is dropped.
     pub(crate) fn reader(&self) -> Result<Reader<'_>, DbError> {
         let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let conn = idle.map_or_else(|| self.private_reader(), Ok)?;
+        conn.execute_batch("BEGIN")?;
         Ok(Reader { db: self, conn: Some(conn) })
     }
 
@@ -122,6 +139,10 @@ impl Deref for Reader<'_> {
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
+        let ended = self.conn.as_ref().is_some_and(|conn| conn.execute_batch("ROLLBACK").is_ok());
+        if !ended {
+            return;
+        }
         let mut readers = self.db.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if readers.len() < READERS_MAX {
             readers.extend(self.conn.take());

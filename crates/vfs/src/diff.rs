@@ -245,8 +245,7 @@ impl<'a> FastImport<'a> {
         self.out.write_all(b"done\n")?;
         self.out.flush()?;
         let args = ["fast-import", "--quiet", "--done", "--date-format=raw"];
-        let stream = std::fs::read(&self.path)?;
-        git.run_with(&args, &stream, &|_| ())?;
+        git.clone().input(std::fs::File::open(&self.path)?).run(&args)?;
         Ok(std::fs::remove_file(&self.path)?)
     }
 }

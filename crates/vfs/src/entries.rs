@@ -155,8 +155,8 @@ const COLUMNS: &str = "path, kind, class, mode, size, hash, kept, ctime, mtime, 
 
 /// What `layer` itself says of `path`.
 pub(crate) fn get(conn: &Connection, layer: &LayerId, path: &TreePath) -> Result<Option<Entry>, DbError> {
-    let sql = format!("SELECT {COLUMNS} FROM entries WHERE layer = ?1 AND path = ?2");
-    let mut statement = conn.prepare_cached(&sql)?;
+    const GET: &str = "SELECT path, kind, class, mode, size, hash, kept, ctime, mtime, ino FROM entries WHERE layer = ?1 AND path = ?2";
+    let mut statement = conn.prepare_cached(GET)?;
     let mut rows = statement.query(params![layer.as_str(), path.as_bytes()])?;
     rows.next()?.map(|row| read(row).map(|(_, entry)| entry)).transpose()
 }
@@ -179,10 +179,10 @@ pub(crate) fn lookup(
 
 /// Replaces what `layer` says of `path`.
 pub(crate) fn put(conn: &Connection, layer: &LayerId, path: &TreePath, entry: &Entry) -> Result<(), DbError> {
-    let sql = format!(
-        "INSERT OR REPLACE INTO entries (layer, {COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)"
-    );
-    conn.prepare_cached(&sql)?.execute(params![
+    const PUT: &str =
+        "INSERT OR REPLACE INTO entries (layer, path, kind, class, mode, size, hash, kept, ctime, mtime, ino)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+    conn.prepare_cached(PUT)?.execute(params![
         layer.as_str(),
         path.as_bytes(),
         entry.kind.letter(),

@@ -7,7 +7,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use proptest::prelude::*;
-use proto::path::TreePath;
 
 use super::*;
 use crate::base::GitSource;
@@ -284,7 +283,40 @@ fn a_repository_that_went_on_is_sent_little_and_one_without_the_commit_is_refuse
     assert!(matches!(refused, Err(ExportError::NoParent { .. })), "{refused:?}");
     let refused = world.store.export(&branch.id, ExportTarget::GitRef(to(dir.path(), "x", false)));
     assert!(matches!(refused, Err(ExportError::Repo { .. })), "{refused:?}");
-    assert!(TreePath::new("x").is_ok());
+}
+
+#[test]
+fn what_root_makes_in_somebodys_repository_is_theirs() {
+    if !testkit::have(testkit::Need::Root) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("repo");
+    repository(&repo);
+    for at in everything(&repo) {
+        std::os::unix::fs::lchown(at, Some(testkit::OTHER_UID), Some(testkit::OTHER_GID)).unwrap();
+    }
+    let (world, branch) = world_of(&repo);
+    branch.write("a", "changed\n");
+    world.scan(&branch);
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x/y/z", false))).unwrap();
+    for at in everything(&repo) {
+        let uid = std::os::unix::fs::MetadataExt::uid(&at.symlink_metadata().unwrap());
+        assert!(uid == testkit::OTHER_UID, "{} is {uid}'s", at.display());
+    }
+}
+
+fn everything(root: &Path) -> Vec<PathBuf> {
+    let mut out = vec![root.to_owned()];
+    let mut at = 0;
+    while at < out.len() {
+        if out[at].is_dir() && !out[at].is_symlink() {
+            let children = std::fs::read_dir(&out[at]).unwrap().map(|child| child.unwrap().path());
+            out.extend(children.collect::<Vec<_>>());
+        }
+        at += 1;
+    }
+    out
 }
 
 #[test]

@@ -7,11 +7,13 @@
 //! Everything else runs in a git directory that this crate made, with at most the user's work tree beside it.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proto::error::{Code, Coded};
@@ -162,6 +164,7 @@ pub struct Git {
     cwd: PathBuf,
     network: bool,
     run_max: Duration,
+    input: Option<Arc<File>>,
     silence_max: Duration,
 }
 
@@ -174,6 +177,7 @@ impl Git {
             cwd: PathBuf::from("/"),
             network: false,
             run_max: RUN_MAX,
+            input: None,
             silence_max: RUN_MAX,
         }
     }
@@ -216,6 +220,13 @@ impl Git {
     #[must_use]
     pub fn run_max(mut self, max: Duration) -> Self {
         self.run_max = max;
+        self
+    }
+
+    /// With a file as its standard input, however large it is.
+    #[must_use]
+    pub fn input(mut self, file: File) -> Self {
+        self.input = Some(Arc::new(file));
         self
     }
 
@@ -315,10 +326,18 @@ impl Git {
         progress: &dyn Fn(&str),
     ) -> Result<End, GitError> {
         let name = subcommand(args);
+        let from = match &self.input {
+            Some(file) => {
+                let copied = file.try_clone();
+                Stdio::from(copied.map_err(|source| GitError::Io { command: name.clone(), source })?)
+            }
+            None if stdin.is_empty() => Stdio::null(),
+            None => Stdio::piped(),
+        };
         let child = self
             .command()
             .args(args)
-            .stdin(if stdin.is_empty() { Stdio::null() } else { Stdio::piped() })
+            .stdin(from)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

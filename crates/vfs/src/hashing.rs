@@ -281,3 +281,52 @@ fn unreadable(root: BorrowedFd<'_>, path: &TreePath, error: &io::Error) -> Optio
 fn statx(fd: BorrowedFd<'_>) -> Result<rustix::fs::Statx, Errno> {
     rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_that_the_next_write_could_repeat_is_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let blobs = Blobs::new(dir.path().to_owned());
+        let file = dir.path().join("f");
+        let root = File::open(dir.path()).unwrap();
+        let mut young = 0;
+        for n in 0..300_u32 {
+            std::fs::write(&file, n.to_le_bytes()).unwrap();
+            let path: TreePath = "f".parse().unwrap();
+            let job = Job { path, root: None, keep: false, kept: None };
+            let read = read_all(root.as_fd(), &blobs, &[job]).unwrap().remove(0).unwrap();
+            assert_eq!(read.hash, Some(blake3::hash(&n.to_le_bytes())));
+            let stat = stat_id(&statx(File::open(&file).unwrap().as_fd()).unwrap());
+            // The clock has not passed the file's time even now: a write now could get the same time.
+            if stat.ctime_ns >= file_clock_ns() {
+                young += 1;
+                assert_eq!(read.stat, StatId::default());
+            }
+        }
+        assert!(young > 0, "the machine is too slow for this test to say anything");
+        let job = Job { path: "f".parse().unwrap(), root: None, keep: false, kept: None };
+        while stat_id(&statx(File::open(&file).unwrap().as_fd()).unwrap()).ctime_ns >= file_clock_ns() {
+            std::thread::yield_now();
+        }
+        let read = read_all(root.as_fd(), &blobs, &[job]).unwrap().remove(0).unwrap();
+        assert_ne!(read.stat, StatId::default(), "the identity of a file that is old enough is kept");
+    }
+
+    #[test]
+    fn a_closed_file_is_read_and_a_missing_one_is_missing() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let blobs = Blobs::new(dir.path().to_owned());
+        let root = File::open(dir.path()).unwrap();
+        std::fs::write(dir.path().join("closed"), "c").unwrap();
+        std::fs::set_permissions(dir.path().join("closed"), std::fs::Permissions::from_mode(0o000)).unwrap();
+        let job = |path: &str, keep| Job { path: path.parse().unwrap(), root: None, keep, kept: None };
+        let read = read_all(root.as_fd(), &blobs, &[job("closed", true)]).unwrap().remove(0).unwrap();
+        assert_eq!((read.hash, read.mode, read.kept), (Some(blake3::hash(b"c")), 0, true));
+        let jobs = [job("none", true), job("none/deep", true)];
+        assert!(read_all(root.as_fd(), &blobs, &jobs).unwrap().iter().all(Option::is_none));
+    }
+}

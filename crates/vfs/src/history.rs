@@ -132,6 +132,9 @@ pub(crate) fn past(conn: &Connection, branch: &BranchId, seq: u64) -> Result<Pas
     Ok(Past { entries, base })
 }
 
+/// Parent, the fork's row, the base's layer, the branch's first row.
+type BranchColumns = (Option<String>, Option<i64>, String, Option<i64>);
+
 fn lineage(conn: &Connection, branch: &BranchId, seq: u64) -> Result<(LayerId, Vec<Lineage>), HistoryError> {
     let last: Option<i64> =
         conn.query_row("SELECT max(seq) FROM audit", [], |row| row.get(0)).map_err(DbError::from)?;
@@ -146,7 +149,7 @@ fn lineage(conn: &Connection, branch: &BranchId, seq: u64) -> Result<(LayerId, V
     let mut base: Option<String> = None;
     let mut next = Some((branch.clone(), seq));
     while let Some((branch, until)) = next.take() {
-        let row: Option<(Option<String>, Option<i64>, String, Option<i64>)> = statement
+        let row: Option<BranchColumns> = statement
             .query_row([branch.as_str()], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
             .optional()
             .map_err(DbError::from)?;
@@ -289,8 +292,9 @@ fn apply(
         }
     }
     let changed = |path: &TreePath, new: &Entry| {
-        from.get(path)
-            .is_none_or(|old| !old.same_content(new) && !(old.kind == Kind::Dir && old.mode == new.mode))
+        from.get(path).is_none_or(|old| {
+            !(old.same_content(new) || old.kind == Kind::Dir && old.kind == new.kind && old.mode == new.mode)
+        })
     };
     let mut modes = BTreeSet::new();
     for (path, new) in to.iter().filter(|(path, new)| restored(new) && changed(path, new)) {

@@ -146,3 +146,33 @@ fn a_damaged_blob_is_told_and_not_given_out() {
     let read = found.unwrap().1.read_to_end(&mut Vec::new());
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
 }
+
+#[test]
+fn a_fork_sees_its_parent_up_to_the_fork() {
+    let mut world = World::new(base);
+    let parent = world.copy();
+    parent.write("before", "b");
+    world.scan(&parent);
+    let fork = world.seq(&parent);
+    let child = world.copy();
+    let set = "UPDATE branches SET parent = ?1, parent_seq = ?2 WHERE id = ?3";
+    let row = params![parent.id.as_str(), fork.cast_signed(), child.id.as_str()];
+    world.store.inner.db.read().execute(set, row).unwrap();
+    parent.write("after", "a");
+    parent.write("before", "changed");
+    world.scan(&parent);
+    child.write("own", "o");
+    std::fs::remove_file(child.at("a")).unwrap();
+    world.scan(&child);
+    let seq = world.seq(&child);
+    let past = past(&world.store.inner.db.read(), &child.id, seq).unwrap().entries;
+    assert_eq!(past[&path("before")].hash, Some(blake3::hash(b"b")));
+    assert!(past.contains_key(&path("own")) && past.contains_key(&path("d/1")));
+    assert!(!past.contains_key(&path("after")) && !past.contains_key(&path("a")));
+    let read = |name: &str| {
+        let found = world.store.content_at(&child.id, &path(name), seq).unwrap();
+        found.map(|(_, mut content)| std::io::read_to_string(&mut content).unwrap())
+    };
+    assert_eq!(read("before").as_deref(), Some("b"));
+    assert_eq!((read("a"), read("after")), (None, None));
+}

@@ -2,6 +2,7 @@
 //! reads the branch's own directory, compares it with what its open layer says, and commits entries and audit rows in
 //! one transaction.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
@@ -182,10 +183,8 @@ impl Store {
     /// The tree hash of a branch as of its last scan or direct edit.
     pub fn tree_hash(&self, branch: &BranchId) -> Result<String, ScanError> {
         let conn = self.inner.db.reader()?;
-        // One snapshot for the sequence number and the entries.
-        let tx = conn.unchecked_transaction().map_err(DbError::from)?;
-        let layers = Layers::of(&tx, branch)?.ok_or_else(|| ScanError::NoBranch(branch.clone()))?;
-        let seq = entries::last_seq(&tx, branch)?;
+        let layers = Layers::of(&conn, branch)?.ok_or_else(|| ScanError::NoBranch(branch.clone()))?;
+        let seq = entries::last_seq(&conn, branch)?;
         let trees = || self.inner.capture.trees.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, tree)) = trees().get(&layers.open)
             && *at == seq
@@ -193,7 +192,7 @@ impl Store {
             return Ok(tree.clone());
         }
         let mut hasher = TreeHasher::default();
-        entries::each_merged(&tx, &layers.chain(), |path, entry| hasher.add(path, entry))?;
+        entries::each_merged(&conn, &layers.chain(), |path, entry| hasher.add(path, entry))?;
         let tree = hasher.finish();
         let mut trees = trees();
         if trees.len() >= TREES_MAX {
@@ -252,6 +251,8 @@ impl Store {
             lower,
             made_ns,
             rules_changed,
+            lower_dirs: Dirs::default(),
+            base_dirs: Dirs::default(),
         };
         let changes = scan.compare()?;
         scan.record(changes, actor, detail, writers)
@@ -274,7 +275,12 @@ struct Scan<'a> {
     made_ns: i64,
     /// Whether patterns changed in a way that the directory no longer shows.
     rules_changed: bool,
+    lower_dirs: Dirs,
+    base_dirs: Dirs,
 }
+
+/// Whether directories exist.
+type Dirs = RefCell<HashMap<TreePath, bool>>;
 
 /// One path that the open layer is to say something new about.
 struct Change {
@@ -301,8 +307,20 @@ impl Scan<'_> {
     fn lower(&self, path: &TreePath) -> Result<Option<Entry>, DbError> {
         match &self.lower {
             Some(lower) => Ok(lower.get(path).cloned()),
+            None if !self.has_dir(&self.lower_dirs, path, &self.layers.lower)? => Ok(None),
             None => entries::lookup(self.conn, &self.layers.lower, path),
         }
+    }
+
+    /// Whether the layers of `chain` have the directory that `path` is in: asked once for many new files.
+    fn has_dir(&self, known: &Dirs, path: &TreePath, chain: &[LayerId]) -> Result<bool, DbError> {
+        let Some(parent) = path.parent() else { return Ok(true) };
+        if let Some(has) = known.borrow().get(&parent) {
+            return Ok(*has);
+        }
+        let has = entries::lookup(self.conn, chain, &parent)?.is_some_and(|entry| entry.kind == Kind::Dir);
+        known.borrow_mut().insert(parent, has);
+        Ok(has)
     }
 
     fn lower_below(&self, dir: &TreePath) -> Result<BTreeMap<TreePath, Entry>, DbError> {
@@ -511,7 +529,7 @@ impl Scan<'_> {
         let mut read: BTreeMap<TreePath, Captured> =
             jobs.into_iter().zip(read).filter_map(|(job, read)| read.map(|read| (job.path, read))).collect();
         if writers == Writers::MayLive {
-            for read in read.values_mut().filter(|read| read.stat.mtime_ns > clock_ns - MAPPED_NS_MAX) {
+            for read in read.values_mut().filter(|read| read.stat.ctime_ns > clock_ns - MAPPED_NS_MAX) {
                 read.stat = StatId::default();
             }
         }
@@ -540,6 +558,7 @@ impl Scan<'_> {
     fn class_of(&self, rules: &mut Rules<'_>, path: &TreePath, is_dir: bool) -> Result<Class, DbError> {
         let base = match &self.lower {
             Some(lower) if !lower.contains_key(path) => None,
+            None if !self.has_dir(&self.base_dirs, path, std::slice::from_ref(self.layers.base()))? => None,
             Some(_) | None => entries::get(self.conn, self.layers.base(), path)?,
         };
         Ok(rules.class(path, is_dir, base.map(|entry| entry.class)))

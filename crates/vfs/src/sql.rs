@@ -107,7 +107,7 @@ fn run(conn: &Connection, sql: &str) -> Result<SqlTable, SqlError> {
     if !statement.readonly() || statement.column_count() == 0 {
         return Err(SqlError::NotRead);
     }
-    let columns: Vec<String> = statement.column_names().into_iter().map(str::to_owned).collect();
+    let columns: Vec<String> = statement.column_names().map(str::to_owned).collect();
     let mut out = SqlTable { columns, rows: Vec::new(), truncated: false };
     let mut bytes = 0;
     let mut rows = statement.query([]).map_err(refusal)?;

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::{FreezeError, repo};
+use super::{FreezeError, gc, repo};
 use crate::git::{Git, UPLOAD_PACK};
 use crate::layout::Layout;
 
@@ -174,7 +174,12 @@ impl Mirror {
                 progress(line);
             }
         };
-        self.remote(self.git()).run_with(&args, &[], &percents)?;
+        self.remote(self.git()).run_with(&args, &[], &percents).inspect_err(|_| {
+            // A git that was ended, or had no room, leaves locks and parts of packs.
+            if let Err(error) = gc::unlock(&self.dir) {
+                tracing::warn!(mirror = %self.dir.display(), %error, "a mirror could not be cleaned");
+            }
+        })?;
         Ok(())
     }
 

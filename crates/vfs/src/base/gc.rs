@@ -188,7 +188,7 @@ fn forget(tx: &Transaction<'_>, base: &BaseId, layers: &[LayerId]) -> Result<(),
 }
 
 /// Takes away the locks and temporary files that a git that was killed left in a mirror.
-fn unlock(mirror: &Path) -> io::Result<()> {
+pub(super) fn unlock(mirror: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(mirror)? {
         let entry = entry?;
         let name = entry.file_name();

@@ -111,7 +111,11 @@ impl Nested<'_> {
         for line in staged.split(|b| *b == 0).filter(|line| !line.is_empty()) {
             let Some(name) = line.splitn(2, |b| *b == b'\t').nth(1) else { continue };
             let path = below(dir, name)?;
-            if line.starts_with(b"160000 ") { nested.push(path) } else { drop(self.out.paths.insert(path)) }
+            if line.starts_with(b"160000 ") {
+                nested.push(path);
+            } else {
+                self.out.paths.insert(path);
+            }
         }
         let closed = RefCell::new(None);
         let hear = |line: &str| {
@@ -127,7 +131,9 @@ impl Nested<'_> {
         for name in others.split(|b| *b == 0).filter(|name| !name.is_empty()) {
             match name.strip_suffix(b"/") {
                 Some(name) => nested.push(below(dir, name)?),
-                None => drop(self.out.paths.insert(below(dir, name)?)),
+                None => {
+                    self.out.paths.insert(below(dir, name)?);
+                }
             }
         }
         for path in nested {

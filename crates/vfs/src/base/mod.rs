@@ -387,7 +387,7 @@ const SELECT: &str = "SELECT id, source, tree, git_head, files, bytes, created_m
 
 fn find(conn: &Connection, column: &'static str, value: &str) -> Result<Option<BaseInfo>, DbError> {
     let mut statement = conn.prepare_cached(&format!("{SELECT} WHERE {column} = ?1"))?;
-    Ok(statement.query_row([value], |row| Ok(info(row))).optional()?.transpose()?)
+    statement.query_row([value], |row| Ok(info(row))).optional()?.transpose()
 }
 
 fn info(row: &Row<'_>) -> Result<BaseInfo, DbError> {

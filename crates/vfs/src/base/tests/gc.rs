@@ -1,7 +1,8 @@
 //! Removal of bases and mirrors.
 
+use proto::error::{Code, Coded};
 use rusqlite::params;
-use testkit::GitRepo;
+use testkit::{GitRepo, Need, have};
 
 use super::*;
 
@@ -81,4 +82,39 @@ fn what_a_crash_left_is_swept() {
     assert!(f.tree(&base).join("a").exists());
     repo.file("b", "b").commit("two");
     assert_eq!(f.git(repo.path(), "HEAD").unwrap().files, 2);
+}
+
+#[test]
+fn a_full_disk_is_told_and_leaves_nothing() {
+    if !have(Need::Root) {
+        return;
+    }
+    testkit::private_mounts("base::tests::gc::a_full_disk_is_told_and_leaves_nothing", || {
+        let state = temp_dir("full");
+        let mut mount = testkit::process::command("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=3m", "tmpfs"]).arg(state.path());
+        testkit::process::run(&mut mount);
+        let (store, clock) = open(state.path());
+        let f = Fixture { state, store, clock };
+        // Content that can't be compressed: BLAKE3's own output.
+        let mut noise = vec![0; 4 << 20];
+        blake3::Hasher::new().finalize_xof().fill(&mut noise);
+        let repo = GitRepo::new();
+        repo.file("noise", &noise).commit("one");
+        let plain = temp_dir("plain");
+        std::fs::write(plain.path().join("noise"), &noise).unwrap();
+        let files = [InlineFile { content: JsonBytes::new(&noise), ..inline("noise", "") }];
+        for (what, result) in [
+            ("git", f.git(repo.path(), "HEAD")),
+            ("repository", f.try_dir(repo.path(), false)),
+            ("directory", f.try_dir(plain.path(), false)),
+            ("files", f.store.freeze_files(&files)),
+        ] {
+            let error = result.expect_err(what);
+            assert_eq!(error.code(), Code::NoSpace, "{what}: {error:?}");
+        }
+        assert!(f.store.bases().unwrap().is_empty());
+        assert_eq!((count(&f.state.path().join("bases")), count(&f.state.path().join("tmp"))), (0, 0));
+        assert_eq!(f.store.freeze_files(&[inline("a", "1")]).unwrap().files, 1);
+    });
 }

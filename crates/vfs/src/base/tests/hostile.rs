@@ -107,10 +107,34 @@ fn no_command_of_a_hostile_repository_runs() {
     assert!(!f.tree(&base).join(".git/hooks").exists());
 }
 
+#[test]
+fn a_missing_object_is_not_fetched_by_the_repositorys_own_means() {
+    let markers = temp_dir("markers");
+    let repo = trapped(markers.path());
+    let blob = repo.git(&["-c", "core.fsmonitor=false", "rev-parse", "HEAD:a.txt"]);
+    let config = repo.path().join(".git/config");
+    let mut text = std::fs::read_to_string(&config).unwrap();
+    text += "[core]\n\trepositoryformatversion = 1\n[extensions]\n\tpartialClone = origin\n";
+    text += "[remote \"origin\"]\n\tpromisor = true\n";
+    std::fs::write(&config, text).unwrap();
+    std::fs::remove_file(repo.path().join(".git/objects").join(&blob[..2]).join(&blob[2..])).unwrap();
+    // The trap works: git alone runs the remote's command to get the object.
+    let _ = testkit::fixtures::git(repo.path()).args(["cat-file", "-p", &blob]).output().unwrap();
+    assert_eq!(names(markers.path()), ["ext"]);
+    std::fs::remove_file(markers.path().join("ext")).unwrap();
+    let f = Fixture::new();
+    let error = f.git(repo.path(), "main").unwrap_err();
+    assert!(matches!(error, FreezeError::Git(_)), "{error}");
+    let base = f.dir(repo.path());
+    assert!(base.warnings.iter().any(|w| w.contains("without git history")), "{:?}", base.warnings);
+    assert!(f.files(&base).contains(&"a.txt".to_owned()));
+    assert_eq!(names(markers.path()), Vec::<String>::new());
+}
+
 /// A repository of the user's that nobody named, with a file that must not get out.
 fn secret() -> GitRepo {
     let repo = GitRepo::new();
-    repo.file("secret.txt", "the secret").commit("the secret commit");
+    repo.file("secret.txt", "the secret").file("deep/secret.txt", "the secret").commit("the secret commit");
     repo
 }
 
@@ -187,7 +211,7 @@ fn links_and_index_entries_that_lead_outside_are_not_followed() {
     let f = Fixture::new();
     let secret = secret();
     let repo = GitRepo::new();
-    repo.file("d/secret.txt", "mine").file("bait", "x").commit("one");
+    repo.file("d/secret.txt", "mine").file("d/deep/secret.txt", "mine").file("bait", "x").commit("one");
     std::fs::remove_dir_all(repo.path().join("d")).unwrap();
     std::os::unix::fs::symlink(secret.path(), repo.path().join("d")).unwrap();
     let base = f.dir(repo.path());
