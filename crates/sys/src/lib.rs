@@ -1,1 +1,4 @@
 //! The only crate with unsafe code: mounts, namespaces, spawning, limits.
+
+pub mod mount;
+pub mod reflink;

@@ -57,6 +57,10 @@ impl Actor {
     pub fn recovery() -> Self {
         Self("recovery".into())
     }
+    /// Changes that nobody recorded as theirs before somebody else took over.
+    pub fn unknown() -> Self {
+        Self("unknown".into())
+    }
     /// The actor as text.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -205,6 +205,14 @@ pub(crate) fn forget(conn: &Connection, layer: &LayerId, path: &TreePath) -> Res
     Ok(())
 }
 
+/// Makes `to`, of which nothing is said yet, say all that `from` says.
+pub(crate) fn copy_layer(conn: &Connection, from: &LayerId, to: &LayerId) -> Result<(), DbError> {
+    let sql =
+        format!("INSERT INTO entries (layer, {COLUMNS}) SELECT ?2, {COLUMNS} FROM entries WHERE layer = ?1");
+    conn.prepare_cached(&sql)?.execute([from.as_str(), to.as_str()])?;
+    Ok(())
+}
+
 /// All that `layer` itself says, whiteouts included, below `dir` (or everywhere), by path.
 pub(crate) fn of_layer(
     conn: &Connection,

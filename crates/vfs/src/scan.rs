@@ -211,6 +211,18 @@ impl Store {
         detail: Option<&str>,
         writers: Writers,
     ) -> Result<ScanReport, ScanError> {
+        self.scan_as(branch, actor, detail, writers, false)
+    }
+
+    /// As [`Store::scan_locked`]; with `rules_changed` every path is given its class anew.
+    pub(crate) fn scan_as(
+        &self,
+        branch: &BranchId,
+        actor: &Actor,
+        detail: Option<&str>,
+        writers: Writers,
+        rules_changed: bool,
+    ) -> Result<ScanReport, ScanError> {
         let conn = self.inner.db.reader()?;
         let layers = Layers::of(&conn, branch)?.ok_or_else(|| ScanError::NoBranch(branch.clone()))?;
         let io_error = |source| ScanError::Io { branch: branch.clone(), source };
@@ -240,6 +252,7 @@ impl Store {
             made_ns,
             lower_dirs: Dirs::default(),
             base_dirs: Dirs::default(),
+            rules_changed,
         };
         let changes = scan.compare()?;
         scan.record(changes, actor, detail, writers)
@@ -262,6 +275,8 @@ struct Scan<'a> {
     made_ns: i64,
     lower_dirs: Dirs,
     base_dirs: Dirs,
+    /// Whether patterns changed in a way that the directory no longer shows.
+    rules_changed: bool,
 }
 
 /// Whether directories exist.
@@ -497,7 +512,7 @@ impl Scan<'_> {
         writers: Writers,
     ) -> Result<ScanReport, ScanError> {
         let mut rules = Rules::new(self);
-        if changes.keys().any(is_rules) {
+        if self.rules_changed || changes.keys().any(is_rules) {
             self.reclassify(&mut changes, &mut rules)?;
         }
         let mut classes = BTreeMap::new();
@@ -708,7 +723,8 @@ fn settle<'a>(
     Some(Settled { path, before, now, stored, op })
 }
 
-fn op(before: Option<&Entry>, now: &Entry) -> Option<&'static str> {
+/// The audit row's word for a change; `None` if there is none.
+pub(crate) fn op(before: Option<&Entry>, now: &Entry) -> Option<&'static str> {
     let Some(before) = before else {
         return (now.kind != Kind::Whiteout).then_some("add");
     };
@@ -753,7 +769,7 @@ fn dir_stat(below: &Below) -> StatId {
     StatId { mtime_ns, ..StatId::default() }
 }
 
-fn special(kind: Kind, mode: u32, stat: StatId) -> Entry {
+pub(crate) fn special(kind: Kind, mode: u32, stat: StatId) -> Entry {
     Entry { kind, class: Class::Tree, mode, size: 0, hash: None, kept: true, stat }
 }
 

@@ -71,6 +71,14 @@ pub enum OpenError {
         /// Why.
         source: KeyError,
     },
+    /// What an earlier runner left can't be put in order.
+    #[error("can't recover the state directory {}", dir.display())]
+    Recover {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        source: crate::recover::RecoverError,
+    },
 }
 
 impl Coded for OpenError {
@@ -83,6 +91,7 @@ impl Coded for OpenError {
                 source.code()
             }
             OpenError::Audit { .. } => Code::StateBad,
+            OpenError::Recover { source, .. } => source.code(),
         }
     }
     fn hint(&self) -> Option<String> {
@@ -91,6 +100,7 @@ impl Coded for OpenError {
             OpenError::Io { .. } => "choose another directory with --state-dir or TENDON_STATE_DIR".into(),
             OpenError::Db { source: DbError::Newer { .. }, .. } => "use the newer tendon".into(),
             OpenError::Audit { .. } => "put `audit.key` back from a copy, or choose another directory".into(),
+            OpenError::Recover { source, .. } => return source.hint(),
             OpenError::Db { .. } => {
                 "the directory may be damaged: keep a copy of it, then choose another".into()
             }
@@ -112,6 +122,8 @@ pub(crate) struct Inner {
     pub(crate) key: AuditKey,
     pub(crate) leases: crate::base::Leases,
     pub(crate) capture: crate::scan::Shared,
+    /// Dropped before the lock: what it still removes belongs to this store.
+    pub(crate) live: crate::live::Live,
     /// Held, not read: the kernel lets go of the lock when the runner dies.
     _lock: File,
 }
@@ -130,7 +142,11 @@ impl Store {
         blobs.settle().map_err(io_error)?;
         let leases = crate::base::Leases::default();
         let capture = crate::scan::Shared::default();
-        Ok(Self { inner: Arc::new(Inner { layout, options, db, blobs, key, leases, capture, _lock: lock }) })
+        let live = crate::live::Live::default();
+        let inner = Inner { layout, options, db, blobs, key, leases, capture, live, _lock: lock };
+        let store = Self { inner: Arc::new(inner) };
+        store.recover().map_err(|source| OpenError::Recover { dir: dir.to_owned(), source })?;
+        Ok(store)
     }
 
     /// The state directory.

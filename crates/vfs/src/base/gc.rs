@@ -1,15 +1,15 @@
 //! Removes what nobody needs any more: bases without branches, mirrors without bases, and what a crash left.
 
 use std::collections::HashSet;
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use proto::error::{Code, Coded};
 use proto::ids::{BaseId, LayerId};
 use rusqlite::{Transaction, params};
 
+use crate::beneath::remove_tree;
 use crate::db::DbError;
 use crate::store::Store;
 
@@ -211,35 +211,7 @@ fn remove(dir: &Path) -> io::Result<u64> {
     }
 }
 
-/// Disk space below `dir`; what has other links is not freed.
+/// Disk space below `dir`, as far as it can be measured.
 fn disk_bytes(dir: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
-    let of = |entry: std::fs::DirEntry| match entry.metadata() {
-        Ok(meta) if meta.is_dir() => disk_bytes(&entry.path()),
-        Ok(meta) if meta.nlink() == 1 => meta.blocks() * 512,
-        Ok(_) | Err(_) => 0,
-    };
-    entries.flatten().map(of).sum()
-}
-
-/// Removes a directory with all that is in it, also where directories in it deny that to their owner.
-pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(dir) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            allow(dir)?;
-            std::fs::remove_dir_all(dir)
-        }
-        done => done,
-    }
-}
-
-fn allow(dir: &Path) -> io::Result<()> {
-    std::fs::set_permissions(dir, Permissions::from_mode(0o700))?;
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            allow(&entry.path())?;
-        }
-    }
-    Ok(())
+    crate::beneath::disk_bytes(dir).unwrap_or_default()
 }

@@ -31,8 +31,8 @@ use crate::git::GitError;
 use crate::store::Store;
 use crate::tree::TreeHasher;
 
+pub(crate) use crate::beneath::remove_tree;
 pub use dir::DirSource;
-pub(crate) use gc::remove_tree;
 pub use gc::{GcError, GcReport};
 pub use git::GitSource;
 
