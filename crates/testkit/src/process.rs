@@ -1,0 +1,50 @@
+//! Starting programs from tests, finding the workspace's own binaries, and waiting for a condition.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// A command with the caller's environment; tests may change it as they like.
+#[expect(clippy::disallowed_methods, reason = "tests start programs here, and nowhere else")]
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    Command::new(program)
+}
+
+/// An environment variable of the test run.
+#[expect(clippy::disallowed_methods, reason = "the one place where tests read the environment")]
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Runs a command to its end and returns its output; panics with all that it wrote unless it exits 0.
+pub fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?} ended with {}\n--- stdout\n{}\n--- stderr\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    output
+}
+
+/// Where cargo put a binary of this workspace (`tendon`, `tendond`, `hand`): beside the running test's own directory.
+/// Panics when it has not been built: `cargo xtask test` builds all of them first.
+pub fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let found = test.ancestors().skip(1).take(3).map(|dir| dir.join(name)).find(|path| path.is_file());
+    found.unwrap_or_else(|| {
+        panic!("`{name}` is not built beside {}: run `cargo build --workspace --bins` first", test.display())
+    })
+}
+
+/// Waits until `condition` holds, looking every 10 ms; panics with `what` when `limit` has passed.
+pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
