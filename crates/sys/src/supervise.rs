@@ -12,7 +12,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Size of one encoded [`Report`]: far below `PIPE_BUF`, so that a record arrives whole.
 pub const RECORD_BYTES: usize = 40;
@@ -417,45 +417,20 @@ pub fn reset_signals() {
     set_signal_mask(&no_signals());
 }
 
-/// SIGCHLD as a descriptor: readable when a child has ended.
-#[derive(Debug)]
-pub struct ChildSignal(OwnedFd);
-
-impl ChildSignal {
-    /// Blocks SIGCHLD in this thread and opens the descriptor, non-blocking.
-    pub fn open() -> io::Result<Self> {
-        let mut set = no_signals();
-        // SAFETY: the pointer is valid.
-        unsafe { libc::sigaddset(&mut set, libc::SIGCHLD) };
-        // SAFETY: the pointer is valid; the old mask is not asked for.
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
-        // SAFETY: the pointer is valid; -1 asks for a new descriptor.
-        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: it was opened above and nobody else knows it.
-        Ok(ChildSignal(unsafe { OwnedFd::from_raw_fd(fd) }))
+/// Blocks SIGCHLD in this thread and opens it as a descriptor (signalfd, non-blocking): readable when a child has ended.
+pub fn child_signal() -> io::Result<OwnedFd> {
+    let mut set = no_signals();
+    // SAFETY: the pointer is valid.
+    unsafe { libc::sigaddset(&mut set, libc::SIGCHLD) };
+    // SAFETY: the pointer is valid; the old mask is not asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
+    // SAFETY: the pointer is valid; -1 asks for a new descriptor.
+    let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
     }
-
-    /// Takes the pending signal. `WouldBlock`: there is none.
-    pub fn take(&self) -> io::Result<()> {
-        let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
-        rustix::io::read(&self.0, &mut info)?;
-        Ok(())
-    }
-}
-
-impl AsRawFd for ChildSignal {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-impl AsFd for ChildSignal {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
+    // SAFETY: it was opened above and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// As the first process of a process id namespace: sends SIGKILL to all others in one step that no fork escapes.
