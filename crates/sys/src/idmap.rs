@@ -1,4 +1,4 @@
-//! Mounts that show one owner's files as another's (`mount_setattr` with `MOUNT_ATTR_IDMAP`, Linux 5.12).
+//! Attributes of detached mounts: read-only, and one owner's files shown as another's (`mount_setattr`, Linux 5.12).
 
 #![expect(unsafe_code, reason = "mount_setattr and a forked process that holds a user namespace")]
 
@@ -6,14 +6,27 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// Makes a detached mount (an `open_tree` clone) show ids as `userns` maps them.
-pub fn map_mount(mount: BorrowedFd<'_>, userns: BorrowedFd<'_>) -> io::Result<()> {
-    let attr = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_IDMAP,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: u64::from(userns.as_raw_fd().cast_unsigned()),
-    };
+/// What a detached mount (an `open_tree` clone) is to be like. What is set here by a more privileged namespace can't be
+/// undone by a less privileged one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attributes<'a> {
+    /// Nothing below can be written.
+    pub read_only: bool,
+    /// Ids are shown as this user namespace maps them.
+    pub userns: Option<BorrowedFd<'a>>,
+}
+
+/// Sets them, and `nosuid` and `nodev` with them, on the mount and all below.
+pub fn set_attributes(mount: BorrowedFd<'_>, attributes: Attributes<'_>) -> io::Result<()> {
+    let mut attr_set = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    if attributes.read_only {
+        attr_set |= libc::MOUNT_ATTR_RDONLY;
+    }
+    if attributes.userns.is_some() {
+        attr_set |= libc::MOUNT_ATTR_IDMAP;
+    }
+    let userns_fd = attributes.userns.map_or(0, |fd| u64::from(fd.as_raw_fd().cast_unsigned()));
+    let attr = libc::mount_attr { attr_set, attr_clr: 0, propagation: 0, userns_fd };
     // SAFETY: the path is an empty string and `attr` is valid for the size that is passed.
     let done = unsafe {
         libc::syscall(

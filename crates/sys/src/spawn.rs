@@ -54,6 +54,8 @@ pub struct Plan {
     pub cpus: Vec<usize>,
     /// The user to become, if the caller is root.
     pub ids: Option<Ids>,
+    /// Whether it lives on when the thread that spawned it ends. Everything else is killed then.
+    pub outlives: bool,
 }
 
 /// A process that was spawned.
@@ -185,7 +187,8 @@ struct Prepared<'a> {
     rlimits: Vec<(u32, libc::rlimit64)>,
     cpus: Option<libc::cpu_set_t>,
     ids: Option<Ids>,
-    parent: i32,
+    /// `None`: it may outlive its parent.
+    parent: Option<i32>,
 }
 
 struct Shared<'a> {
@@ -216,7 +219,7 @@ impl<'a> Prepared<'a> {
                 .collect(),
             cpus: (!plan.cpus.is_empty()).then(|| cpu_set(&plan.cpus)),
             ids: plan.ids,
-            parent: std::process::id().cast_signed(),
+            parent: (!plan.outlives).then(|| std::process::id().cast_signed()),
         })
     }
 }
@@ -270,7 +273,9 @@ fn prepare_child(plan: &Prepared<'_>) -> Result<(), Stage> {
     if let Some(ids) = plan.ids {
         become_user(ids)?;
     }
-    tie_to_parent(plan.parent)?;
+    if let Some(parent) = plan.parent {
+        tie_to_parent(parent)?;
+    }
     // SAFETY: SIG_DFL is a valid disposition, and dispositions are not shared with the parent (no CLONE_SIGHAND).
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     set_signal_mask(&no_signals());
