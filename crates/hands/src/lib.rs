@@ -1,1 +1,3 @@
 //! Tiers, hand supervision and limits.
+
+pub mod link;
