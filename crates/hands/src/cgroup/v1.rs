@@ -150,7 +150,7 @@ impl Group {
     }
 }
 
-fn unique(places: &[(&'static str, PathBuf)]) -> Vec<&Path> {
+fn unique<'a>(places: &'a [(&'static str, PathBuf)]) -> Vec<&'a Path> {
     let mut dirs: Vec<&Path> = places.iter().map(|(_, dir)| dir.as_path()).collect();
     dirs.sort_unstable();
     dirs.dedup();

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -317,8 +317,8 @@ impl Sandbox {
         degraded: Vec<String>,
     ) -> Result<Prepared, PrepareError> {
         let (channel, theirs) = UnixStream::pair()?;
-        let (stderr, stderr_in) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (info, info_in) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (stderr, stderr_in) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
+        let (info, info_in) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let null = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/null")?);
         let config = sealed("boot", &boot.to_json()?)?;
         let (argv, staged) = bwrap.finish(&[OsStr::new(HAND_PATH)])?;
