@@ -1,7 +1,7 @@
 //! One exec: its pipes or terminal, its output stream, and its end.
 //!
 //! The stream ends when the command has exited and its output is at its end; if background processes keep a pipe open,
-//! `limits::DRAIN` after the command. Output waits in the pipe, and so does the command, as long as the runner does not read.
+//! `limits::DRAIN` after the command, and what they write later is dropped. Output waits in the pipe, and so does the command, as long as the runner does not read.
 
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 use tokio::time::Sleep;
 use tonic::{Status, Streaming};
 
-use crate::limits::DRAIN;
+use crate::limits::{DRAIN, SINK_PAUSE};
 use crate::plan::Plan;
 use crate::table::{Cause, MURDERED, Table, Ticket};
 
@@ -261,11 +261,13 @@ struct Stream {
     bytes_max: u64,
     /// After the drain: how much may still be taken.
     rest: usize,
+    terminal: bool,
 }
 
 impl Stream {
     fn new(fd: Option<pipe::Receiver>, plan: &Plan) -> Self {
-        Stream { fd, bytes: 0, bytes_max: plan.output_bytes_max, rest: CHUNK_BYTES_MAX }
+        let terminal = plan.pty.is_some();
+        Stream { fd, terminal, bytes: 0, bytes_max: plan.output_bytes_max, rest: CHUNK_BYTES_MAX }
     }
 
     /// What of a chunk is passed on. Nothing read, or an error (a terminal's EIO), is the end.
@@ -279,6 +281,20 @@ impl Stream {
         self.bytes += chunk.len() as u64;
         chunk.truncate(usize::try_from(room).unwrap_or(usize::MAX));
         (!chunk.is_empty()).then_some(chunk)
+    }
+
+    /// Hears a stream no more that background processes hold. A terminal hangs up; a pipe is read on, for its writers to
+    /// live: slowly, so that one that writes for ever does not keep the hand busy.
+    fn abandon(&mut self) {
+        let Some(fd) = self.fd.take() else { return };
+        if self.terminal {
+            return;
+        }
+        tokio::spawn(async move {
+            while read(Some(&fd)).await.is_ok_and(|chunk| !chunk.is_empty()) {
+                tokio::time::sleep(SINK_PAUSE).await;
+            }
+        });
     }
 }
 
@@ -416,10 +432,14 @@ impl Task {
             let stream = &mut self.streams[index];
             let Some(fd) = &stream.fd else { continue };
             if stream.rest == 0 {
-                stream.fd = None;
+                stream.abandon();
                 continue;
             }
             let chunk = with_scratch(|scratch| Ok(rustix::io::read(fd, scratch)?));
+            if chunk.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                stream.abandon();
+                continue;
+            }
             stream.rest = stream.rest.saturating_sub(chunk.as_ref().map_or(0, |bytes| bytes.len()));
             self.on_output(index, chunk);
             if self.pending.is_some() {

@@ -61,7 +61,9 @@ fn below(path: &[u8]) -> Result<&Path, FileError> {
 
 /// Opens beneath `root`: no symlink leads out, no magic link is followed, a fifo does not hang.
 fn open_beneath(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    // With O_PATH nothing is opened that could hang.
+    let careful = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY };
+    let flags = flags | OFlags::CLOEXEC | careful;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     // The kernel answers EAGAIN when a rename raced with the walk.

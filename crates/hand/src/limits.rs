@@ -24,5 +24,5 @@ pub const STRIKE_ROUNDS_MAX: u32 = 64;
 pub const PROCESSES_MAX: usize = 65_536;
 /// Longest path that file transfer takes.
 pub const PATH_BYTES_MAX: usize = 4096;
-/// For how long the answer to an exec is held back to go out together with the command's first sign of life.
-pub const FIRST_SIGN: Duration = Duration::from_millis(3);
+/// Between two reads of what nobody hears any more.
+pub const SINK_PAUSE: Duration = Duration::from_millis(10);

@@ -12,7 +12,7 @@ use kit::{Kit, argv, id, lives, run, sh, until};
 use proto::hand::{EnvVar, Start};
 use proto::verify::Outcome;
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_command_ends_with_its_status() {
     let kit = Kit::new().await;
     for code in [0, 1, 42, 255] {
@@ -30,14 +30,14 @@ async fn a_command_ends_with_its_status() {
     assert_eq!(kit.sh("umask").await.text(), "0022");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn cpu_and_wall_time_are_told() {
     let kit = Kit::new().await;
     let ran = kit.sh("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; sleep 0.2").await;
     assert!(ran.cpu_ms >= 20 && ran.wall_ms >= 200 && ran.wall_ms >= ran.cpu_ms, "{ran:?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn ten_megabytes_go_through_cat() {
     let kit = Kit::new().await;
     let sent: Vec<u8> = (0..10_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -46,7 +46,7 @@ async fn ten_megabytes_go_through_cat() {
     assert!(ran.stdout == sent, "{} bytes came back", ran.stdout.len());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn piped_stdin_ends_when_it_is_closed() {
     let kit = Kit::new().await;
     let mut exec = kit.exec(ExecSpec { stdin: Stdin::Piped, ..argv(&["cat"]) }).await;
@@ -57,9 +57,10 @@ async fn piped_stdin_ends_when_it_is_closed() {
     assert_eq!(run(exec).await.stdout, b"two\n");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn stdin_waits_for_the_command() {
     let kit = Kit::new().await;
+    kit.sh("true").await;
     let before = kit.rss_kb();
     let mut exec = kit.exec(ExecSpec { stdin: Stdin::Piped, ..argv(&["sleep", "60"]) }).await;
     let stdin = exec.take_stdin().unwrap();
@@ -74,16 +75,17 @@ async fn stdin_waits_for_the_command() {
     assert_eq!(run(exec).await.outcome, Outcome::Signalled { signal: 15 });
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_command_that_closes_its_stdin_does_not_block_the_sender() {
     let kit = Kit::new().await;
     let spec = ExecSpec { stdin: Stdin::Bytes(vec![1; 3_000_000].into()), ..sh("exec <&-; sleep 0.3; echo done") };
     assert_eq!(run(kit.exec(spec).await).await.text(), "done");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_slow_reader_makes_the_command_wait() {
     let kit = Kit::new().await;
+    kit.sh("true").await;
     let before = kit.rss_kb();
     let mut exec = kit.exec(sh("head -c 50000000 /dev/zero; echo end >&2")).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -105,7 +107,7 @@ async fn a_slow_reader_makes_the_command_wait() {
     assert!(most < before + 2048, "the hand grew from {before} to {most} KiB");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_reader_that_stops_holds_up_nobody_else() {
     let kit = Kit::new().await;
     let mut stuck = Vec::new();
@@ -118,8 +120,9 @@ async fn a_reader_that_stops_holds_up_nobody_else() {
     assert!(kit.rss_kb() < 20_000, "{} KiB", kit.rss_kb());
     // The time limit holds although nobody reads.
     let mut exec = kit.exec(ExecSpec { wall_ms_max: Some(300), ..argv(&["cat", "/dev/zero"]) }).await;
-    let pid = kit.link().ping().await.unwrap().execs.iter().map(|exec| exec.pid).max().unwrap();
-    until("the kill", || !lives(pid)).await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    let commands = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", kit.pid())).unwrap();
+    assert_eq!(commands.split_ascii_whitespace().count(), 20, "its supervisor is gone");
     while let Some(event) = exec.next_event().await {
         if let ExecEvent::Ended { outcome, .. } = event {
             assert_eq!(outcome, Outcome::TimedOut { wall_ms_max: 300 });
@@ -127,7 +130,7 @@ async fn a_reader_that_stops_holds_up_nobody_else() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn output_beyond_the_cap_is_read_and_dropped() {
     let kit = Kit::new().await;
     let start = Start {
@@ -150,7 +153,7 @@ impl FromStaticStr for Bytes {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn arguments_and_environment_may_be_any_bytes() {
     let kit = Kit::new().await;
     let start = Start {
@@ -164,7 +167,7 @@ async fn arguments_and_environment_may_be_any_bytes() {
     assert_eq!(ran.stdout, b"\xff\n\xfe|\x80\x812\n", "{ran:?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_can_not_start_says_why() {
     let kit = Kit::new().await;
     let reason = async |spec| match run(kit.exec(spec).await).await.outcome {
@@ -188,7 +191,7 @@ async fn what_can_not_start_says_why() {
     assert!(reason(argv(&["true", &long])).await.contains("Argument list too long"));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_command_starts_in_its_directory() {
     let kit = Kit::new().await;
     std::fs::create_dir(kit.dir.path().join("sub")).unwrap();
@@ -198,7 +201,7 @@ async fn a_command_starts_in_its_directory() {
     assert_eq!(ran.text(), format!("{root}/sub"));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_terminal_has_a_size_and_can_be_resized() {
     let kit = Kit::new().await;
     let line = "tty >/dev/null && echo tty; stty size; read x; stty size; echo got $x; sleep 60";
@@ -225,7 +228,7 @@ async fn a_terminal_has_a_size_and_can_be_resized() {
     assert!(seen.starts_with("tty\r\n30 100\r\n") && seen.contains("50 132"), "{seen}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn closing_stdin_of_a_terminal_is_its_end_of_file() {
     let kit = Kit::new().await;
     let spec = ExecSpec {
@@ -237,7 +240,7 @@ async fn closing_stdin_of_a_terminal_is_its_end_of_file() {
     assert!(text.ends_with("over"), "{text}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn two_hundred_at_once() {
     let kit = Kit::new().await;
     let mut tasks = Vec::new();
@@ -257,7 +260,7 @@ async fn two_hundred_at_once() {
     println!("after 200 at once: {} KiB", kit.rss_kb());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_id_can_not_run_twice_at_once() {
     let kit = Kit::new().await;
     let id = id();
@@ -281,7 +284,7 @@ fn runaways(kit: &Kit) -> Vec<i32> {
     ["p1", "p2", "p3", "p4"].into_iter().filter_map(read).collect()
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_timeout_kills_what_ran_away() {
     let kit = Kit::new().await;
     let since = Instant::now();
@@ -295,7 +298,7 @@ async fn a_timeout_kills_what_ran_away() {
     assert_eq!(kit.sh("echo fine").await.text(), "fine");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_fork_storm_is_killed() {
     let kit = Kit::new().await;
     let line = "ulimit -u 400 2>/dev/null; f() { while :; do (sleep 5 & exec sleep 5) & sleep 0.005; done; }; f & f & f & wait";
@@ -305,7 +308,7 @@ async fn a_fork_storm_is_killed() {
     assert_eq!((status.execs.len(), status.lingering), (0, 0));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn cancel_kills_and_says_so() {
     let kit = Kit::new().await;
     let mut exec = kit.exec(sh(&format!("{RUNAWAYS}\necho ready; sleep 60"))).await;
@@ -317,7 +320,7 @@ async fn cancel_kills_and_says_so() {
     assert!(!control.cancel().await.unwrap(), "it is over");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn dropping_the_exec_kills_it() {
     let kit = Kit::new().await;
     let mut exec = kit.exec(sh(&format!("{RUNAWAYS}\necho ready; sleep 60"))).await;
@@ -328,7 +331,7 @@ async fn dropping_the_exec_kills_it() {
     until("the kill", || pids.iter().all(|pid| !lives(*pid))).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn background_processes_live_on_and_are_counted() {
     let kit = Kit::new().await;
     let since = Instant::now();
@@ -336,8 +339,9 @@ async fn background_processes_live_on_and_are_counted() {
     let ran = kit.sh("sleep 60 & echo started").await;
     assert_eq!((ran.text().as_str(), ran.outcome), ("started", Outcome::Exited { code: 0 }));
     assert!(ran.lingering && since.elapsed() < Duration::from_millis(1500), "{:?}", since.elapsed());
-    // It writes for ever.
+    // It writes for ever, and lives on although nobody hears it.
     assert!(kit.sh("cat /dev/zero & sleep 0.1").await.lingering);
+    tokio::time::sleep(Duration::from_millis(200)).await;
     let status = kit.link().ping().await.unwrap();
     assert_eq!((status.execs.len(), status.lingering), (0, 2));
     assert_eq!(kit.link().kill_all().await.unwrap(), 2);
@@ -354,7 +358,7 @@ async fn until_idle(kit: &Kit) {
     panic!("something lingers");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn kill_all_ends_what_runs() {
     let kit = Kit::new().await;
     let one = kit.exec(argv(&["sleep", "60"])).await;
@@ -366,7 +370,7 @@ async fn kill_all_ends_what_runs() {
     assert_eq!(kit.sh("echo fine").await.text(), "fine");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn code_that_kills_its_supervisor_ends_everything() {
     let kit = Kit::new().await;
     let other = kit.exec(argv(&["sleep", "60"])).await;
@@ -378,7 +382,7 @@ async fn code_that_kills_its_supervisor_ends_everything() {
     assert_eq!(kit.sh("echo fine").await.text(), "fine", "the hand itself goes on");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_stopped_supervisor_does_not_save_the_command() {
     let kit = Kit::new().await;
     let spec = ExecSpec { wall_ms_max: Some(500), ..sh("kill -STOP $PPID; setsid sleep 60 & exit 0") };
@@ -386,7 +390,7 @@ async fn a_stopped_supervisor_does_not_save_the_command() {
     assert_eq!((ran.outcome, ran.lingering), (Outcome::TimedOut { wall_ms_max: 500 }, false));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_supervisor_can_not_be_traced_nor_terminated() {
     let kit = Kit::new().await;
     let ran = kit.sh("kill -TERM $PPID; kill -INT $PPID; kill -HUP $PPID; kill -USR1 $PPID; stat -c %U /proc/$PPID/mem; echo fine").await;

@@ -16,7 +16,7 @@ fn signal(kit: &Kit, signal: Signal) {
     kill_process(Pid::from_raw(kit.pid()).unwrap(), signal).unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_idle_hand_is_small() {
     let kit = Kit::new().await;
     kit.sh("true").await;
@@ -24,7 +24,7 @@ async fn an_idle_hand_is_small() {
     assert!(kit.rss_kb() < 8192, "{} KiB", kit.rss_kb());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_dead_hand_is_known_at_once() {
     let kit = Kit::new().await;
     let exec = kit.exec(argv(&["sleep", "3"])).await;
@@ -38,7 +38,7 @@ async fn a_dead_hand_is_known_at_once() {
     assert!(matches!(&error, LinkError::Lost { reason } if reason.contains("its channel closed")), "{error:?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_stuck_hand_is_known_within_seconds() {
     let kit = Kit::new().await;
     let exec = kit.exec(argv(&["sleep", "60"])).await;
@@ -51,7 +51,7 @@ async fn a_stuck_hand_is_known_within_seconds() {
     assert!(took < Duration::from_millis(7800), "{took:?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_hand_ends_with_its_channel() {
     let mut kit = Kit::new().await;
     let exec = kit.exec(argv(&["sleep", "60"])).await;
@@ -71,7 +71,7 @@ fn a_bad_configuration_is_refused() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn files_go_in_and_out() {
     let kit = Kit::new().await;
     let link = kit.link();
@@ -85,7 +85,7 @@ async fn files_go_in_and_out() {
     assert!(matches!(link.get(b"missing", 0).await, Err(LinkError::NotFound { .. })));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn no_file_leads_out() {
     let kit = Kit::with(|config| config.file_bytes_max = 1000).await;
     kit.sh("ln -s /etc out; ln -s /etc/passwd link; ln -s /proc/self/root magic; mkfifo fifo; mkdir dir; ln -s dir in").await;
@@ -106,7 +106,7 @@ async fn no_file_leads_out() {
     assert!(left.into_iter().all(|entry| !entry.file_name().to_string_lossy().starts_with(".tendon")));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_self_test_tells_what_confines() {
     let kit = Kit::with(|config| config.denied_paths = vec!["/etc/passwd".into(), "/no/such".into()]).await;
     let findings = kit.link().self_test().await.unwrap();
@@ -121,7 +121,7 @@ async fn the_self_test_tells_what_confines() {
     println!("{findings:#?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn landlock_is_applied_and_inherited() {
     let kit = Kit::with(|config| {
         config.write_paths = vec![config.work_dir.clone(), "/dev".into(), "/no/such".into()];

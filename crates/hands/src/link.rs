@@ -515,8 +515,8 @@ const CLOSED: &str = "its channel closed: the hand ended or was killed";
 fn reason(error: Option<hyper::Error>, closed: bool) -> String {
     match error {
         _ if closed => CLOSED.into(),
-        Some(error) => format!("its channel broke: {error}"),
-        None => format!("it did not answer for {} s", PING_PATIENCE.as_secs()),
+        Some(error) if !error.is_timeout() => format!("its channel broke: {error}"),
+        Some(_) | None => format!("it did not answer for {} s", PING_PATIENCE.as_secs()),
     }
 }
 

@@ -409,11 +409,17 @@ pub fn inherited_fd(fd: RawFd) -> io::Result<OwnedFd> {
 
 /// Sets every signal to its default (SIGPIPE: ignored), so that commands inherit no oddity of whoever started us.
 pub fn reset_signals() {
+    // The kernel's own structure, all zero: SIG_DFL, no flags, no mask. The library's call leaves out the two signals
+    // that it keeps for itself, which some parents ignore.
+    let default = [0u64; 4];
     for signal in 1..=libc::SIGRTMAX() {
-        let how = if signal == libc::SIGPIPE { libc::SIG_IGN } else { libc::SIG_DFL };
-        // SAFETY: both are valid dispositions; for signals that can't be set the call fails without effect.
-        unsafe { libc::signal(signal, how) };
+        let (old, size) = (std::ptr::null_mut::<u64>(), size_of::<u64>());
+        // SAFETY: the structure is at least as large as the kernel's, and SIG_DFL runs no code of ours. For signals that
+        // can't be set the call fails without effect.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), old, size) };
     }
+    // SAFETY: SIG_IGN is a valid disposition.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     set_signal_mask(&no_signals());
 }
 
