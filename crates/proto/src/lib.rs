@@ -4,6 +4,8 @@
 
 pub mod api;
 pub mod error;
+#[cfg(feature = "hand")]
+pub mod hand;
 pub mod ids;
 pub mod path;
 pub mod verify;

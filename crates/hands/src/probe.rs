@@ -1,0 +1,1 @@
+//! What this host can do, found by trying, for `tendon doctor`.
