@@ -3,7 +3,14 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+#[cfg(feature = "client")]
+pub mod client;
 pub mod error;
+pub mod http;
 pub mod ids;
+pub mod nearest;
 pub mod path;
+#[cfg(feature = "spec")]
+pub mod spec;
+pub mod units;
 pub mod verify;
