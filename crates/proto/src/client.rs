@@ -1,7 +1,9 @@
 //! The client of the runner's unix socket: HTTP/1.1, JSON both ways, event streams as one JSON object per line.
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::marker::PhantomData;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -26,6 +28,8 @@ use crate::http::LINE_BYTES_MAX;
 const ANSWER_BYTES_MAX: usize = 256 * 1024 * 1024;
 /// How long connecting may take; the socket is local, so a runner that does not accept is stuck.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// `sun_path` less its NUL.
+const SOCKET_PATH_MAX: usize = 107;
 /// Chunks of a request body that wait to be sent.
 const BODY_CHUNKS_MAX: usize = 16;
 
@@ -59,7 +63,9 @@ impl ClientError {
     pub fn into_body(self) -> ErrorBody {
         match self {
             Self::Runner(body) => body,
-            other => other.body(),
+            other @ (Self::NoRunner(_) | Self::Connect { .. } | Self::Ended(_) | Self::Answer(_)) => {
+                other.body()
+            }
         }
     }
 }
@@ -185,19 +191,31 @@ impl Client {
 
     async fn connect(&self) -> Result<UnixStream, ClientError> {
         let connect = |source| ClientError::Connect { path: self.socket.clone(), source };
-        match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(&self.socket)).await {
-            Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error))
-                if matches!(
-                    error.kind(),
-                    std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused
-                ) =>
-            {
-                Err(ClientError::NoRunner(self.socket.clone()))
+        let (path, _dir) = reachable(&self.socket);
+        let stream = tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path))
+            .await
+            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+        stream.map_err(|error| {
+            if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused) {
+                ClientError::NoRunner(self.socket.clone())
+            } else {
+                connect(error)
             }
-            Ok(Err(error)) => Err(connect(error)),
-            Err(_) => Err(connect(std::io::ErrorKind::TimedOut.into())),
-        }
+        })
+    }
+}
+
+/// A path for `socket` that fits a socket address, which holds 107 bytes: a longer one goes by its directory's
+/// descriptor, which must be kept meanwhile. Also for binding.
+pub fn reachable(socket: &Path) -> (PathBuf, Option<File>) {
+    let short = (socket.to_owned(), None);
+    if socket.as_os_str().len() <= SOCKET_PATH_MAX {
+        return short;
+    }
+    let (Some(dir), Some(name)) = (socket.parent(), socket.file_name()) else { return short };
+    match File::open(dir) {
+        Ok(dir) => (Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name), Some(dir)),
+        Err(_) => short,
     }
 }
 
