@@ -1,1 +1,16 @@
-//! Sessions and verify: the public library of the runner.
+//! The runner as a library: verify, execs on branches, configuration. `server` puts it on a socket. Start at [`verify`].
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod exec;
+mod id;
+pub mod limits;
+mod logs;
+mod meter;
+mod record;
+mod runner;
+pub mod verify;
+mod warm;
+
+pub use runner::{Blocking, OpenError, Runner, RunnerOptions};

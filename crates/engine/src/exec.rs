@@ -1,0 +1,163 @@
+//! One command on a branch, in the branch's warm hand.
+
+use hands::{ExecSpec, Stdin};
+use proto::error::{Code, Coded};
+use proto::http::{ExecInput, ExecLine, ExecReport, ExecRequest};
+use proto::ids::{BranchId, ExecId};
+use proto::spec::command::join_command;
+use tokio::sync::mpsc;
+use vfs::Actor;
+
+use crate::id;
+use crate::limits::{EVENTS_MAX, RUNNING_MAX};
+use crate::meter::{self, Call, Outlet};
+use crate::runner::Runner;
+use crate::warm::LeaseError;
+
+/// Why a command on a branch could not be run. What it did wrong is in the report instead.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    /// The request makes no sense.
+    #[error("{0}")]
+    Request(String),
+    /// Too much runs already, or the runner is ending.
+    #[error("the runner takes no more work now")]
+    Full,
+    /// Policy refuses.
+    #[error(transparent)]
+    Refused(policy::Refusal),
+    /// There is no hand for it.
+    #[error(transparent)]
+    Hand(LeaseError),
+    /// What it changed can't be captured.
+    #[error(transparent)]
+    Store(vfs::E),
+}
+
+impl Coded for ExecError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Request(_) => Code::Usage,
+            Self::Full => Code::Refused,
+            Self::Refused(error) => error.code(),
+            Self::Hand(error) => error.code(),
+            Self::Store(error) => error.code(),
+        }
+    }
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Request(_) => None,
+            Self::Full => Some("wait until something has ended, and try again".into()),
+            Self::Refused(error) => error.hint(),
+            Self::Hand(error) => error.hint(),
+            Self::Store(error) => error.hint(),
+        }
+    }
+}
+
+impl Runner {
+    /// Starts a command on a branch. The last event is [`ExecLine::Done`] or [`ExecLine::Failed`]; dropping the receiver
+    /// cancels. `input` that ends is the end of the command's standard input.
+    pub fn exec(
+        &self,
+        branch: BranchId,
+        request: ExecRequest,
+        input: mpsc::Receiver<ExecInput>,
+    ) -> mpsc::Receiver<ExecLine> {
+        let (events, receiver) = mpsc::channel(EVENTS_MAX);
+        let runner = self.clone();
+        self.spawn(async move {
+            let last = match run(&runner, branch, request, input, &events).await {
+                Ok(report) => ExecLine::Done { report: Box::new(report) },
+                Err(error) => ExecLine::Failed { error: error.body() },
+            };
+            // Nobody may listen any more.
+            let _ = events.send(last).await;
+        });
+        receiver
+    }
+}
+
+async fn run(
+    runner: &Runner,
+    branch: BranchId,
+    request: ExecRequest,
+    input: mpsc::Receiver<ExecInput>,
+    events: &mpsc::Sender<ExecLine>,
+) -> Result<ExecReport, ExecError> {
+    let argv = words(&request)?;
+    if runner.inner.stopping.is_cancelled() || runner.running() >= RUNNING_MAX {
+        return Err(ExecError::Full);
+    }
+    let exec = ExecId::from_random(id::random());
+    let actor = Actor::exec(&exec);
+    let grant = runner.grant(&request.limits).map_err(ExecError::Refused)?;
+    let limit = |name: &str| grant.limits.iter().find(|limit| limit.name == name).map(|limit| limit.value);
+    let (wall_ms_max, disk_bytes_max) = (limit("wall_ms_max").unwrap_or(0), limit("disk_bytes_max"));
+    let confined = grant.limits.clone();
+    let lease = runner.inner.warm.lease(runner, &branch, grant).await.map_err(ExecError::Hand)?;
+    let measured = branch.clone();
+    let size =
+        runner.with_store(move |store| store.branch_disk_bytes(&measured)).await.map_err(ExecError::Store)?;
+    let detail =
+        join_command(&argv.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect::<Vec<_>>());
+    let spec = ExecSpec {
+        argv,
+        cwd: request.cwd.as_ref().map(|cwd| cwd.as_bytes().to_vec()),
+        env: request.env,
+        stdin: if request.stdin { Stdin::Stream } else { Stdin::Empty },
+        pty: request.pty.map(|size| hands::Size { rows: size.rows, cols: size.cols }),
+        wall_ms_max,
+    };
+    let _ = events.send(ExecLine::Started { exec: exec.clone() }).await;
+    let event = Box::new(|fd, bytes| ExecLine::Output { fd, bytes });
+    let mut outlet = Outlet { events: events.clone(), event, logs: None };
+    let cancel = runner.inner.stopping.child_token();
+    let call = Call {
+        runner,
+        branch: &branch,
+        hand: &lease.hand,
+        spec,
+        cancel: &cancel,
+        disk_bytes_end: disk_bytes_max.map(|max| size.saturating_add(max)),
+        input: Some(input),
+    };
+    let ended = meter::run(call, &mut outlet).await;
+    if ended.lingering {
+        lease.lingering(&actor);
+    }
+    let scanned = branch.clone();
+    let scan = runner.with_store(move |store| store.scan(&scanned, &actor, Some(&detail)));
+    let scan = scan.await.map_err(ExecError::Store)?;
+    let mut confinement = lease.hand.confinement();
+    confinement.limits = confined;
+    Ok(ExecReport {
+        exec,
+        branch,
+        outcome: ended.outcome,
+        wall_ms: ended.wall_ms,
+        cpu_ms: ended.cpu_ms,
+        memory_bytes_peak: ended.memory_bytes_peak,
+        changed: scan.changed,
+        audit: scan.first_seq.zip(scan.last_seq),
+        lingering: ended.lingering,
+        confinement,
+    })
+}
+
+fn words(request: &ExecRequest) -> Result<Vec<Vec<u8>>, ExecError> {
+    let words: Result<Vec<Vec<u8>>, String> = request.argv.iter().map(|word| word.decode()).collect();
+    let words = words.map_err(ExecError::Request)?;
+    if words.first().is_none_or(Vec::is_empty) {
+        return Err(ExecError::Request("the command is empty".into()));
+    }
+    if words.iter().any(|word| word.contains(&0)) {
+        return Err(ExecError::Request("the command holds a NUL byte".into()));
+    }
+    for (name, value) in &request.env {
+        if let Err(want) = proto::spec::check_env(name, value) {
+            return Err(ExecError::Request(format!("an environment variable must be {want}")));
+        }
+    }
+    Ok(words)
+}
