@@ -205,15 +205,13 @@ fn flat(settings: &Settings) -> BTreeMap<String, serde_json::Value> {
 }
 
 fn flatten(prefix: &str, value: serde_json::Value, out: &mut BTreeMap<String, serde_json::Value>) {
-    match value {
-        serde_json::Value::Object(map) if !map.is_empty() => {
-            for (key, value) in map {
-                flatten(&dotted(prefix, &key), value, out);
-            }
-        }
-        leaf => {
-            out.insert(prefix.to_owned(), leaf);
-        }
+    let section = value.as_object().filter(|map| !map.is_empty());
+    let Some(section) = section else {
+        out.insert(prefix.to_owned(), value);
+        return;
+    };
+    for (key, value) in section {
+        flatten(&dotted(prefix, key), value.clone(), out);
     }
 }
 
@@ -229,13 +227,11 @@ fn leaves(table: &Table, known: &BTreeMap<String, serde_json::Value>) -> Vec<(St
         known: &BTreeMap<String, serde_json::Value>,
         out: &mut Vec<(String, Value)>,
     ) {
-        match value {
-            Value::Table(table) if !known.contains_key(prefix) && !table.is_empty() => {
-                for (key, value) in table {
-                    collect(&dotted(prefix, key), value, known, out);
-                }
+        match value.as_table().filter(|table| !known.contains_key(prefix) && !table.is_empty()) {
+            Some(table) => {
+                table.iter().for_each(|(key, value)| collect(&dotted(prefix, key), value, known, out))
             }
-            leaf => out.push((prefix.to_owned(), leaf.clone())),
+            None => out.push((prefix.to_owned(), value.clone())),
         }
     }
     let mut out = Vec::new();

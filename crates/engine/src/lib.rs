@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+mod doctor;
 pub mod exec;
 mod id;
 pub mod limits;

@@ -111,6 +111,7 @@ impl Runner {
             tasks: TaskTracker::new(),
         };
         let runner = Self { inner: Arc::new(inner) };
+        runner.with_store(drop_orphans).await;
         runner.spawn(crate::warm::keep(runner.clone()));
         Ok(runner)
     }
@@ -218,6 +219,26 @@ impl Runner {
 
     fn verifies(&self) -> MutexGuard<'_, HashMap<VerifyId, CancellationToken>> {
         self.inner.verifies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Drops the branches of verifies that a dead runner left. They are named like the verify; no user's branch can be.
+fn drop_orphans(store: &Store) {
+    let branches = match store.branches() {
+        Ok(branches) => branches,
+        Err(error) => return tracing::error!(%error, "the branches can't be listed"),
+    };
+    for branch in branches {
+        if branch.name.as_ref().is_some_and(|name| name.parse::<VerifyId>().is_ok()) {
+            match store.drop_branch(&branch.id, &Actor::recovery()) {
+                Ok(()) => {
+                    tracing::info!(branch = %branch.id, "dropped the branch of a verify that died with its runner")
+                }
+                Err(error) => {
+                    tracing::error!(branch = %branch.id, %error, "the branch of a dead verify can't be dropped")
+                }
+            }
+        }
     }
 }
 

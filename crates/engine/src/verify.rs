@@ -228,9 +228,11 @@ impl Run<'_> {
     /// the garbage collector's.
     async fn ground(&self) -> Result<Ground, VerifyError> {
         let actor = Actor(format!("verify:{}", self.id));
+        // The name marks the branch as one to drop if this runner dies; one that will be kept has none.
+        let name = (!self.request.keep_branch).then(|| self.id.to_string());
         if let Source::Branch { branch } = &self.request.source {
             self.progress("forking the branch").await;
-            let forked = self.runner.fork(branch.clone(), None, actor).await.map_err(VerifyError::Fork)?;
+            let forked = self.runner.fork(branch.clone(), name, actor).await.map_err(VerifyError::Fork)?;
             let ground = self.runner.with_store(move |store| {
                 let base = store.bases()?.into_iter().find(|base| base.id == forked.base);
                 let tree_before = store.tree_hash(&forked.id)?;
@@ -245,7 +247,7 @@ impl Run<'_> {
             () = self.cancel.cancelled() => return Err(VerifyError::Cancelled),
         };
         let ground = self.runner.with_store(move |store| {
-            let branch = store.create_branch(&base.id, None, &actor)?.id;
+            let branch = store.create_branch(&base.id, name.as_deref(), &actor)?.id;
             let tree_before = base.tree.clone();
             Ok(Ground { base, branch, tree_before })
         });
