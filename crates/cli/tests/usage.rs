@@ -14,7 +14,9 @@ fn refused(args: &[&str], says: &[&str]) {
     let ran = Ran::new(command.output().unwrap(), args);
     ran.expect(2);
     assert_eq!(ran.stdout, "", "{args:?}");
-    says.iter().for_each(|text| drop(ran.says(text)));
+    for text in says {
+        ran.says(text);
+    }
     assert!(!tendon.state().exists(), "{args:?} started something");
 }
 
