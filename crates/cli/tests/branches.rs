@@ -1,5 +1,7 @@
 //! Branches, execs and the audit, end to end.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 mod common;
 
 use common::{Tendon, can_run};

@@ -1,5 +1,7 @@
 //! The runner's life: started by need, alone on its state directory, ended by a signal, a client or idleness.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 mod common;
 
 use std::process::Stdio;

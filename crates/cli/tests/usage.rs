@@ -1,5 +1,7 @@
 //! What bad usage gets: an error that names the thing, a hint, exit status 2; and no runner is started for it.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 mod common;
 
 use common::{Ran, Tendon};

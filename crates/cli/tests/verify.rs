@@ -1,5 +1,7 @@
 //! `tendon verify`, end to end.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 mod common;
 
 use std::os::unix::ffi::OsStrExt as _;

@@ -6,13 +6,13 @@ use proto::http::{ExecInput, ExecLine, ExecReport, ExecRequest};
 use proto::ids::{BranchId, ExecId};
 use proto::spec::command::join_command;
 use tokio::sync::mpsc;
-use vfs::Actor;
+use vfs::{Actor, Writers};
 
+use crate::below::Below;
 use crate::id;
 use crate::limits::{EVENTS_MAX, RUNNING_MAX};
 use crate::meter::{self, Call, Outlet};
 use crate::runner::Runner;
-use crate::warm::LeaseError;
 
 /// Why a command on a branch could not be run. What it did wrong is in the report instead.
 #[derive(Debug, thiserror::Error)]
@@ -23,15 +23,9 @@ pub enum ExecError {
     /// Too much runs already, or the runner is ending.
     #[error("the runner takes no more work now")]
     Full,
-    /// Policy refuses.
+    /// Policy refuses, there is no hand for it, or what it changed can't be captured.
     #[error(transparent)]
-    Refused(policy::Refusal),
-    /// There is no hand for it.
-    #[error(transparent)]
-    Hand(LeaseError),
-    /// What it changed can't be captured.
-    #[error(transparent)]
-    Store(vfs::E),
+    Below(Below),
 }
 
 impl Coded for ExecError {
@@ -39,20 +33,21 @@ impl Coded for ExecError {
         match self {
             Self::Request(_) => Code::Usage,
             Self::Full => Code::Refused,
-            Self::Refused(error) => error.code(),
-            Self::Hand(error) => error.code(),
-            Self::Store(error) => error.code(),
+            Self::Below(error) => error.code(),
         }
     }
     fn hint(&self) -> Option<String> {
         match self {
             Self::Request(_) => None,
             Self::Full => Some("wait until something has ended, and try again".into()),
-            Self::Refused(error) => error.hint(),
-            Self::Hand(error) => error.hint(),
-            Self::Store(error) => error.hint(),
+            Self::Below(error) => error.hint(),
         }
     }
+}
+
+/// For `map_err`: an error of a crate below.
+fn below(error: impl Coded + Send + Sync + 'static) -> ExecError {
+    ExecError::Below(Below::new(error))
 }
 
 impl Runner {
@@ -91,14 +86,13 @@ async fn run(
     }
     let exec = ExecId::from_random(id::random());
     let actor = Actor::exec(&exec);
-    let grant = runner.grant(&request.limits).map_err(ExecError::Refused)?;
+    let grant = runner.grant(&request.limits).map_err(below)?;
     let limit = |name: &str| grant.limits.iter().find(|limit| limit.name == name).map(|limit| limit.value);
     let (wall_ms_max, disk_bytes_max) = (limit("wall_ms_max").unwrap_or(0), limit("disk_bytes_max"));
     let confined = grant.limits.clone();
-    let lease = runner.inner.warm.lease(runner, &branch, grant).await.map_err(ExecError::Hand)?;
+    let lease = runner.inner.warm.lease(runner, &branch, grant).await.map_err(below)?;
     let measured = branch.clone();
-    let size =
-        runner.with_store(move |store| store.branch_disk_bytes(&measured)).await.map_err(ExecError::Store)?;
+    let size = runner.with_store(move |store| store.branch_disk_bytes(&measured)).await.map_err(below)?;
     let detail =
         join_command(&argv.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect::<Vec<_>>());
     let spec = ExecSpec {
@@ -127,8 +121,12 @@ async fn run(
         lease.lingering(&actor);
     }
     let scanned = branch.clone();
-    let scan = runner.with_store(move |store| store.scan(&scanned, &actor, Some(&detail)));
-    let scan = scan.await.map_err(ExecError::Store)?;
+    let writers = lease.writers();
+    let scan = runner.with_store(move |store| match writers {
+        Writers::MayLive => store.scan_live(&scanned, &actor, Some(&detail)),
+        Writers::Gone => store.scan(&scanned, &actor, Some(&detail)),
+    });
+    let scan = scan.await.map_err(below)?;
     let mut confinement = lease.hand.confinement();
     confinement.limits = confined;
     Ok(ExecReport {

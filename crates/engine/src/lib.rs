@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod below;
 pub mod config;
 mod doctor;
 pub mod exec;
@@ -14,4 +15,5 @@ mod runner;
 pub mod verify;
 mod warm;
 
-pub use runner::{Blocking, OpenError, Runner, RunnerOptions};
+pub use below::Below;
+pub use runner::{Blocking, Runner, RunnerOptions};

@@ -14,9 +14,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use vfs::{Actor, ForkBusy, Store};
 
+use crate::below::Below;
 use crate::config::Settings;
 use crate::limits::RUNNING_MAX;
-use crate::warm::{BusyError, WarmHands};
+use crate::warm::WarmHands;
 
 /// How long draining waits for what was cancelled.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
@@ -29,32 +30,6 @@ pub struct RunnerOptions {
     pub settings: Settings,
     /// The in-sandbox agent's binary.
     pub hand_binary: PathBuf,
-}
-
-/// Why a runner can't be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// The state directory can't be used.
-    #[error(transparent)]
-    State(vfs::OpenError),
-    /// No hand can be made at all.
-    #[error(transparent)]
-    Hands(hands::E),
-}
-
-impl Coded for OpenError {
-    fn code(&self) -> Code {
-        match self {
-            Self::State(error) => error.code(),
-            Self::Hands(error) => error.code(),
-        }
-    }
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::State(error) => error.hint(),
-            Self::Hands(error) => error.hint(),
-        }
-    }
 }
 
 /// A runner. Cheap to clone; the state directory is released when the last clone is gone.
@@ -93,13 +68,11 @@ impl Blocking {
 
 impl Runner {
     /// Opens the state directory and finds out what hands this host can have. Blocks for as long as recovery takes.
-    pub async fn open(options: RunnerOptions) -> Result<Self, OpenError> {
+    pub async fn open(options: RunnerOptions) -> Result<Self, Below> {
         let (dir, store_options) = (options.state_dir, options.settings.store_options());
-        let store =
-            Blocking::run(move || Store::open(&dir, store_options)).await.map_err(OpenError::State)?;
-        let hands = Hands::new(options.settings.hands_options(options.hand_binary))
-            .await
-            .map_err(OpenError::Hands)?;
+        let store = Blocking::run(move || Store::open(&dir, store_options)).await.map_err(Below::new)?;
+        let hands =
+            Hands::new(options.settings.hands_options(options.hand_binary)).await.map_err(Below::new)?;
         let warm = WarmHands::new(&options.settings.runner);
         let inner = Inner {
             store,
@@ -153,16 +126,16 @@ impl Runner {
         branch: BranchId,
         name: Option<String>,
         actor: Actor,
-    ) -> Result<BranchInfo, ForkError> {
+    ) -> Result<BranchInfo, Below> {
         let _turn = self.inner.warm.turn(&branch).await;
         let hand = self.inner.warm.running_hand(&branch);
         let busy = match &hand {
             Some(hand) => {
-                hand.freeze().await.map_err(ForkError::Freeze)?;
+                hand.freeze().await.map_err(FreezeError).map_err(Below::new)?;
                 ForkBusy::Frozen
             }
             None => {
-                self.inner.warm.end(self, &branch).await.map_err(ForkError::Busy)?;
+                self.inner.warm.end(self, &branch).await.map_err(Below::new)?;
                 ForkBusy::Quiet
             }
         };
@@ -171,14 +144,14 @@ impl Runner {
         if let Some(hand) = hand {
             hand.thaw().await;
         }
-        forked.map_err(ForkError::Fork)
+        forked.map_err(Below::new)
     }
 
     /// Drops a branch on which nothing runs.
-    pub async fn drop_branch(&self, branch: BranchId, actor: Actor) -> Result<(), DropError> {
+    pub async fn drop_branch(&self, branch: BranchId, actor: Actor) -> Result<(), Below> {
         let _turn = self.inner.warm.turn(&branch).await;
-        self.inner.warm.end(self, &branch).await.map_err(DropError::Busy)?;
-        self.with_store(move |store| store.drop_branch(&branch, &actor)).await.map_err(DropError::Drop)
+        self.inner.warm.end(self, &branch).await.map_err(Below::new)?;
+        self.with_store(move |store| store.drop_branch(&branch, &actor)).await.map_err(Below::new)
     }
 
     /// Cancels a verify; `false` if none of that id runs.
@@ -255,59 +228,16 @@ impl Drop for Entered {
     }
 }
 
-/// Why a branch was not forked.
+/// What runs on a branch can't be stopped for a moment, so the branch can't be forked.
 #[derive(Debug, thiserror::Error)]
-pub enum ForkError {
-    /// Its hand is starting or ending just now.
-    #[error(transparent)]
-    Busy(BusyError),
-    /// Something runs on it and can't be frozen.
-    #[error("what runs on the branch can't be frozen for the fork")]
-    Freeze(#[source] hands::E),
-    /// The store refused.
-    #[error(transparent)]
-    Fork(vfs::E),
-}
+#[error("what runs on the branch can't be frozen for the fork")]
+struct FreezeError(#[source] hands::E);
 
-impl Coded for ForkError {
+impl Coded for FreezeError {
     fn code(&self) -> Code {
-        match self {
-            Self::Busy(error) => error.code(),
-            Self::Freeze(error) => error.code(),
-            Self::Fork(error) => error.code(),
-        }
+        Code::Refused
     }
     fn hint(&self) -> Option<String> {
-        match self {
-            Self::Busy(error) => error.hint(),
-            Self::Freeze(_) => Some("wait until the command has ended, then fork".into()),
-            Self::Fork(error) => error.hint(),
-        }
-    }
-}
-
-/// Why a branch was not dropped.
-#[derive(Debug, thiserror::Error)]
-pub enum DropError {
-    /// Something runs on it.
-    #[error(transparent)]
-    Busy(BusyError),
-    /// The store refused.
-    #[error(transparent)]
-    Drop(vfs::E),
-}
-
-impl Coded for DropError {
-    fn code(&self) -> Code {
-        match self {
-            Self::Busy(error) => error.code(),
-            Self::Drop(error) => error.code(),
-        }
-    }
-    fn hint(&self) -> Option<String> {
-        match self {
-            Self::Busy(error) => error.hint(),
-            Self::Drop(error) => error.hint(),
-        }
+        Some("wait until the command has ended, then fork".into())
     }
 }

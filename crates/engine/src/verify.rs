@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use vfs::{Actor, Clock as _, DirSource, GitSource, SystemClock};
 
+use crate::below::Below;
 use crate::id;
 use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
@@ -36,21 +37,9 @@ pub enum VerifyError {
     /// It was cancelled before there was a branch to report on.
     #[error("cancelled before anything ran")]
     Cancelled,
-    /// Policy refuses.
+    /// Policy refuses, the source can't be frozen, the store failed, or the hand can't be booted.
     #[error(transparent)]
-    Refused(policy::Refusal),
-    /// The source can't be frozen.
-    #[error(transparent)]
-    Freeze(vfs::E),
-    /// The source branch can't be forked.
-    #[error(transparent)]
-    Fork(crate::runner::ForkError),
-    /// The store failed.
-    #[error(transparent)]
-    Store(vfs::E),
-    /// The hand can't be booted.
-    #[error(transparent)]
-    Boot(hands::BootError),
+    Below(Below),
     /// The logs can't be made.
     #[error("cannot make the directory for logs {}", path.display())]
     Logs {
@@ -61,41 +50,29 @@ pub enum VerifyError {
     },
 }
 
-impl VerifyError {
-    fn coded(&self) -> Option<&dyn Coded> {
-        match self {
-            Self::Refused(error) => Some(error),
-            Self::Freeze(error) => Some(error),
-            Self::Fork(error) => Some(error),
-            Self::Store(error) => Some(error),
-            Self::Boot(error) => Some(error),
-            Self::Request(_) | Self::Full | Self::Cancelled | Self::Logs { .. } => None,
-        }
-    }
-}
-
 impl Coded for VerifyError {
     fn code(&self) -> Code {
         match self {
             Self::Request(_) => Code::Usage,
             Self::Full => Code::Refused,
             Self::Cancelled => Code::Cancelled,
+            Self::Below(error) => error.code(),
             Self::Logs { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => Code::NoSpace,
             Self::Logs { .. } => Code::HostBroken,
-            Self::Refused(_) | Self::Freeze(_) | Self::Fork(_) | Self::Store(_) | Self::Boot(_) => {
-                self.coded().map_or(Code::Internal, Coded::code)
-            }
         }
     }
     fn hint(&self) -> Option<String> {
         match self {
             Self::Full => Some("wait until something has ended, and try again".into()),
+            Self::Below(error) => error.hint(),
             Self::Request(_) | Self::Cancelled | Self::Logs { .. } => None,
-            Self::Refused(_) | Self::Freeze(_) | Self::Fork(_) | Self::Store(_) | Self::Boot(_) => {
-                self.coded().and_then(Coded::hint)
-            }
         }
     }
+}
+
+/// For `map_err`: an error of a crate below.
+fn below(error: impl Coded + Send + Sync + 'static) -> VerifyError {
+    VerifyError::Below(Below::new(error))
 }
 
 impl Runner {
@@ -181,13 +158,15 @@ struct Ran {
     commands: Vec<CommandReport>,
     changes: Changes,
     audit: Option<(u64, u64)>,
+    /// Background processes of a command may be at work.
+    lingering: bool,
     confinement: Option<proto::verify::Confinement>,
 }
 
 impl Run<'_> {
     async fn all(&self) -> Result<Report, VerifyError> {
         let (started, started_ms) = (Instant::now(), SystemClock.now_ms());
-        let grant = self.runner.grant(&self.request.limits).map_err(VerifyError::Refused)?;
+        let grant = self.runner.grant(&self.request.limits).map_err(below)?;
         let ground = self.ground().await?;
         let ran = self.on_branch(&ground, grant).await;
         let kept = self.request.keep_branch && ran.is_ok();
@@ -227,19 +206,18 @@ impl Run<'_> {
     /// Freezes the source and makes the branch. A cancelled freeze ends in the background: a base that nobody uses is
     /// the garbage collector's.
     async fn ground(&self) -> Result<Ground, VerifyError> {
-        let actor = Actor(format!("verify:{}", self.id));
+        let actor = Actor::session(self.id.as_str());
         // The name marks the branch as one to drop if this runner dies; one that will be kept has none.
         let name = (!self.request.keep_branch).then(|| self.id.to_string());
         if let Source::Branch { branch } = &self.request.source {
             self.progress("forking the branch").await;
-            let forked = self.runner.fork(branch.clone(), name, actor).await.map_err(VerifyError::Fork)?;
+            let forked = self.runner.fork(branch.clone(), name, actor).await.map_err(below)?;
             let ground = self.runner.with_store(move |store| {
-                let base = store.bases()?.into_iter().find(|base| base.id == forked.base);
-                let tree_before = store.tree_hash(&forked.id)?;
-                Ok(base.map(|base| Ground { base, branch: forked.id, tree_before }))
+                let base = store.base(&forked.base).map_err(below)?;
+                let tree_before = store.tree_hash(&forked.id).map_err(below)?;
+                Ok(Ground { base, branch: forked.id, tree_before })
             });
-            let ground = ground.await.map_err(VerifyError::Store)?;
-            return ground.ok_or_else(|| VerifyError::Request("the branch's base is gone".into()));
+            return ground.await;
         }
         let freeze = freeze(self.runner, self.request.source.clone(), self.events.clone());
         let base = tokio::select! {
@@ -247,11 +225,11 @@ impl Run<'_> {
             () = self.cancel.cancelled() => return Err(VerifyError::Cancelled),
         };
         let ground = self.runner.with_store(move |store| {
-            let branch = store.create_branch(&base.id, name.as_deref(), &actor)?.id;
+            let branch = store.create_branch(&base.id, name.as_deref(), &actor).map_err(below)?.id;
             let tree_before = base.tree.clone();
             Ok(Ground { base, branch, tree_before })
         });
-        ground.await.map_err(VerifyError::Store)
+        ground.await
     }
 
     async fn on_branch(&self, ground: &Ground, grant: Grant) -> Result<Ran, VerifyError> {
@@ -262,20 +240,20 @@ impl Run<'_> {
         let logs = self.make_logs().await?;
         self.progress("booting a hand").await;
         let branch = ground.branch.clone();
-        let root =
-            self.runner.with_store(move |store| store.mount(&branch)).await.map_err(VerifyError::Store)?;
+        let root = self.runner.with_store(move |store| store.mount(&branch)).await.map_err(below)?;
         let limits = grant.limits.clone();
         let spec = HandSpec { root, grant, env: self.request.env.clone() };
         let hand = tokio::select! {
-            hand = self.runner.hands().boot(spec) => hand.map_err(VerifyError::Boot)?,
+            hand = self.runner.hands().boot(spec) => hand.map_err(below)?,
             () = self.cancel.cancelled() => return Ok(ran),
         };
         ran.confinement = Some(hand.confinement());
         let result = self.commands(ground, &hand, &limits, &logs, &mut ran).await;
         // What the hand's background processes wrote last is captured after they are gone.
         hand.stop().await;
+        ran.lingering = false;
         result?;
-        let last = self.scan(&ground.branch, &Actor(format!("verify:{}", self.id)), None, &mut ran).await;
+        let last = self.scan(&ground.branch, &Actor::session(self.id.as_str()), None, &mut ran).await;
         last.map(|_| ran)
     }
 
@@ -289,11 +267,8 @@ impl Run<'_> {
     ) -> Result<(), VerifyError> {
         let limit = |name: &str| limits.iter().find(|limit| limit.name == name).map(|limit| limit.value);
         let branch = ground.branch.clone();
-        let size = self
-            .runner
-            .with_store(move |store| store.branch_disk_bytes(&branch))
-            .await
-            .map_err(VerifyError::Store)?;
+        let size =
+            self.runner.with_store(move |store| store.branch_disk_bytes(&branch)).await.map_err(below)?;
         let disk_bytes_end = limit("disk_bytes_max").map(|max| size.saturating_add(max));
         let setup = self.request.setup.iter().map(|argv| (Phase::Setup, argv));
         let all = setup.chain(self.request.checks.iter().map(|argv| (Phase::Check, argv)));
@@ -348,6 +323,8 @@ impl Run<'_> {
         let ended =
             meter::run(Call { runner, branch, hand, spec, cancel, disk_bytes_end, input: None }, &mut outlet)
                 .await;
+        // What an earlier command left behind may write as well.
+        ran.lingering |= ended.lingering;
         let changed = self.scan(branch, &Actor::exec(&exec), Some(join_command(argv)), ran).await?;
         Ok(report(phase, argv, exec, ended, outlet, changed))
     }
@@ -360,8 +337,12 @@ impl Run<'_> {
         ran: &mut Ran,
     ) -> Result<ChangedFiles, VerifyError> {
         let (branch, actor) = (branch.clone(), actor.clone());
-        let scan = self.runner.with_store(move |store| store.scan(&branch, &actor, detail.as_deref()));
-        let scan = scan.await.map_err(VerifyError::Store)?;
+        let live = ran.lingering;
+        let scan = self.runner.with_store(move |store| match live {
+            true => store.scan_live(&branch, &actor, detail.as_deref()),
+            false => store.scan(&branch, &actor, detail.as_deref()),
+        });
+        let scan = scan.await.map_err(below)?;
         ran.changes.add(&scan.changed);
         if let (Some(first), Some(last)) = (scan.first_seq, scan.last_seq) {
             ran.audit = Some((ran.audit.map_or(first, |(first, _)| first), last));
@@ -378,7 +359,7 @@ impl Run<'_> {
 
     /// A branch that can't be dropped now is dropped when its runner starts again, as every branch of a dead verify is.
     async fn drop_branch(&self, branch: &BranchId) {
-        let actor = Actor(format!("verify:{}", self.id));
+        let actor = Actor::session(self.id.as_str());
         if let Err(error) = self.runner.drop_branch(branch.clone(), actor).await {
             tracing::error!(%branch, error = meter::chain(&error), "the branch of a verify can't be dropped");
         }
@@ -399,7 +380,7 @@ async fn freeze(
         // Progress is for people: what a slow caller misses does not matter.
         let _ = events.try_send(VerifyEvent::Progress { message });
     };
-    runner.freeze(source, tell).await.map_err(VerifyError::Freeze)
+    runner.freeze(source, tell).await.map_err(below)
 }
 
 impl Runner {
@@ -408,7 +389,7 @@ impl Runner {
         &self,
         source: Source,
         progress: impl Fn(String) + Send + 'static,
-    ) -> Result<BaseInfo, vfs::E> {
+    ) -> Result<BaseInfo, vfs::FreezeError> {
         self.with_store(move |store| {
             let progress = |text: &str| progress(text.to_owned());
             match source {

@@ -11,8 +11,9 @@ use proto::ids::BranchId;
 use proto::verify::LimitInForce;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, interval};
-use vfs::Actor;
+use vfs::{Actor, Writers};
 
+use crate::below::Below;
 use crate::config::RunnerConfig;
 use crate::limits::CAPTURE_EVERY;
 use crate::meter::chain;
@@ -41,29 +42,28 @@ pub enum LeaseError {
     /// The branch's hand has other limits and is in use.
     #[error("something runs on the branch with other limits")]
     Limits(#[source] BusyError),
-    /// The branch can't be mounted.
+    /// The branch can't be mounted, or the hand can't be booted.
     #[error(transparent)]
-    Mount(vfs::E),
-    /// The hand can't be booted.
-    #[error(transparent)]
-    Boot(hands::BootError),
+    Below(Below),
 }
 
 impl Coded for LeaseError {
     fn code(&self) -> Code {
         match self {
             Self::Limits(error) => error.code(),
-            Self::Mount(error) => error.code(),
-            Self::Boot(error) => error.code(),
+            Self::Below(error) => error.code(),
         }
     }
     fn hint(&self) -> Option<String> {
         match self {
             Self::Limits(_) => Some("run it with the same limits, or wait until the other has ended".into()),
-            Self::Mount(error) => error.hint(),
-            Self::Boot(error) => error.hint(),
+            Self::Below(error) => error.hint(),
         }
     }
+}
+
+fn below(error: impl Coded + Send + Sync + 'static) -> LeaseError {
+    LeaseError::Below(Below::new(error))
 }
 
 /// The warm hands.
@@ -92,10 +92,19 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Notes whether the exec left processes behind.
+    /// Notes that the exec left processes behind.
     pub(crate) fn lingering(&self, actor: &Actor) {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
             warm.lingering = Some(actor.clone());
+        }
+    }
+
+    /// Whether other processes may write to the branch: another exec's, or what an earlier one left behind.
+    pub(crate) fn writers(&self) -> Writers {
+        let slots = self.runner.inner.warm.slots();
+        match slots.get(&self.branch) {
+            Some(warm) if warm.running > 1 || warm.lingering.is_some() => Writers::MayLive,
+            Some(_) | None => Writers::Gone,
         }
     }
 }
@@ -158,10 +167,9 @@ impl WarmHands {
         self.end(runner, branch).await.map_err(LeaseError::Limits)?;
         self.make_room(runner).await;
         let mounted = branch.clone();
-        let root = runner.with_store(move |store| store.mount(&mounted)).await.map_err(LeaseError::Mount)?;
+        let root = runner.with_store(move |store| store.mount(&mounted)).await.map_err(below)?;
         let limits = grant.limits.clone();
-        let hand =
-            runner.hands().boot(HandSpec { root, grant, env: Vec::new() }).await.map_err(LeaseError::Boot)?;
+        let hand = runner.hands().boot(HandSpec { root, grant, env: Vec::new() }).await.map_err(below)?;
         let warm = Warm { hand: hand.clone(), limits, running: 1, used: Instant::now(), lingering: None };
         self.slots().insert(branch.clone(), warm);
         Ok(Lease { runner: runner.clone(), branch: branch.clone(), hand })
@@ -234,13 +242,17 @@ fn same_hand(a: &[LimitInForce], b: &[LimitInForce]) -> bool {
 async fn stop(runner: &Runner, branch: &BranchId, warm: Warm) {
     warm.hand.stop().await;
     if let Some(actor) = warm.lingering {
-        capture(runner, branch, &actor).await;
+        capture(runner, branch, &actor, Writers::Gone).await;
     }
 }
 
-async fn capture(runner: &Runner, branch: &BranchId, actor: &Actor) {
+async fn capture(runner: &Runner, branch: &BranchId, actor: &Actor, writers: Writers) {
     let (id, actor) = (branch.clone(), actor.clone());
-    if let Err(error) = runner.with_store(move |store| store.scan(&id, &actor, Some("background"))).await {
+    let scan = runner.with_store(move |store| match writers {
+        Writers::MayLive => store.scan_live(&id, &actor, None),
+        Writers::Gone => store.scan(&id, &actor, None),
+    });
+    if let Err(error) = scan.await {
         tracing::error!(%branch, error = chain(&error), "background changes can't be captured");
     }
 }
@@ -263,7 +275,7 @@ pub(crate) async fn keep(runner: Runner) {
                 .collect()
         };
         for (branch, actor) in lingering {
-            capture(&runner, &branch, &actor).await;
+            capture(&runner, &branch, &actor, Writers::MayLive).await;
         }
         let idle: Vec<BranchId> = {
             let slots = warm.slots();

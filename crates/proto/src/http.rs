@@ -128,6 +128,8 @@ pub struct ExportGit {
     pub name: String,
     /// The commit's message.
     pub message: String,
+    /// Its author, as `Name <address>`.
+    pub author: String,
 }
 
 /// What an export made.
@@ -318,6 +320,9 @@ pub struct SqlReply {
     pub columns: Vec<String>,
     /// The rows.
     pub rows: Vec<Vec<serde_json::Value>>,
+    /// Whether rows were left out because of a limit.
+    #[serde(default)]
+    pub truncated: bool,
 }
 
 /// One setting and where its value came from.

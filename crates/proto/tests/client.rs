@@ -1,5 +1,7 @@
 //! The client against a runner that answers with fixed bytes: good ones, broken ones, and ones without end.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::path::PathBuf;
 
 use proto::client::{Client, ClientError};

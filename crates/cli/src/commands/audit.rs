@@ -131,7 +131,7 @@ async fn sql(query: String, app: &App<'_>) -> Outcome {
         .await
         .map_err(ClientError::into_body)?;
     if app.output.json {
-        app.output.json(&json!({ "version": 1, "columns": reply.columns, "rows": reply.rows }));
+        app.output.json(&json!({ "version": 1, "columns": reply.columns, "rows": reply.rows, "truncated": reply.truncated }));
         return Ok(0);
     }
     let cell = |value: &Value| match value {
@@ -141,6 +141,9 @@ async fn sql(query: String, app: &App<'_>) -> Outcome {
     };
     let rows: Vec<Vec<String>> = reply.rows.iter().map(|row| row.iter().map(cell).collect()).collect();
     app.output.table(&reply.columns.iter().map(String::as_str).collect::<Vec<_>>(), &rows);
+    if reply.truncated {
+        app.output.note("there are more rows: ask for fewer with limit");
+    }
     Ok(0)
 }
 

@@ -129,8 +129,16 @@ struct ExportArgs {
     #[arg(long, num_args = 2, value_names = ["REPO", "REF"], group = "to")]
     git: Option<Vec<String>>,
     /// The commit's message
-    #[arg(long, requires = "git")]
-    message: Option<String>,
+    #[arg(long, requires = "git", default_value = "Changes from a tendon branch")]
+    message: String,
+    /// The commit's author
+    #[arg(
+        long,
+        requires = "git",
+        value_name = "NAME <ADDRESS>",
+        default_value = "tendon <tendon@localhost>"
+    )]
+    author: String,
 }
 
 #[derive(Args)]
@@ -251,27 +259,22 @@ async fn copy_out(client: &Client, path: &str, app: &App<'_>) -> Outcome {
 
 async fn export(args: ExportArgs, client: &Client, app: &App<'_>) -> Outcome {
     let path = branch_path(&args.branch);
-    match (args.patch, args.tar, args.git) {
-        (Some(file), _, _) => save(client, &format!("{path}/export?format=patch"), &file, app).await,
-        (_, Some(file), _) => save(client, &format!("{path}/export?format=tar"), &file, app).await,
-        (_, _, Some(git)) => export_git(&path, &git, args.message, client, app).await,
+    match (&args.patch, &args.tar, &args.git) {
+        (Some(file), _, _) => save(client, &format!("{path}/export?format=patch"), file, app).await,
+        (_, Some(file), _) => save(client, &format!("{path}/export?format=tar"), file, app).await,
+        (_, _, Some(git)) => export_git(&args, git, client, app).await,
         (None, None, None) => {
             Err(usage("export to what?", Some("give --patch FILE, --tar FILE or --git REPO REF")))
         }
     }
 }
 
-async fn export_git(
-    path: &str,
-    git: &[String],
-    message: Option<String>,
-    client: &Client,
-    app: &App<'_>,
-) -> Outcome {
+async fn export_git(args: &ExportArgs, git: &[String], client: &Client, app: &App<'_>) -> Outcome {
     let [repo, name] = git else { return Err(usage("--git takes REPO and REF", None)) };
     let repo = absolute(&current_dir()?, Path::new(repo)).to_string_lossy().into_owned();
-    let message = message.unwrap_or_else(|| "Changes from a tendon branch".into());
-    let request = ExportGit { repo, name: name.clone(), message };
+    let (name, message, author) = (name.clone(), args.message.clone(), args.author.clone());
+    let request = ExportGit { repo, name, message, author };
+    let path = branch_path(&args.branch);
     let reply: ExportReply =
         client.post(&format!("{path}/export-git"), &request).await.map_err(ClientError::into_body)?;
     for warning in &reply.warnings {

@@ -9,9 +9,6 @@ use vfs::AuditFilter;
 use crate::listen::App;
 use crate::reply::{Input, Json, Problem, Reply};
 
-/// Rows of one answer.
-const ROWS_MAX: u32 = 100_000;
-
 pub(crate) async fn log(State(app): State<App>, RawQuery(query): RawQuery) -> Reply<Vec<AuditRow>> {
     let query = query.unwrap_or_default();
     let text = |name: &str| query_bytes(&query, name).and_then(|bytes| String::from_utf8(bytes).ok());
@@ -21,8 +18,12 @@ pub(crate) async fn log(State(app): State<App>, RawQuery(query): RawQuery) -> Re
     };
     let branch = text("branch")
         .map(|text| text.parse::<BranchId>().map_err(|error| Problem::usage(error.to_string())));
-    let limit = u32::try_from(number("limit", 1000)?).unwrap_or(ROWS_MAX).min(ROWS_MAX);
-    let filter = AuditFilter { branch: branch.transpose()?, since: number("since", 0)?, limit };
+    let filter = AuditFilter {
+        branch: branch.transpose()?,
+        since: Some(number("since", 0)?),
+        limit: Some(number("limit", 1000)?),
+        ..AuditFilter::default()
+    };
     Ok(Json(app.runner.with_store(move |store| store.audit_log(&filter)).await?))
 }
 
@@ -33,5 +34,5 @@ pub(crate) async fn check(State(app): State<App>) -> Reply<AuditCheckReply> {
 
 pub(crate) async fn sql(State(app): State<App>, Input(request): Input<SqlRequest>) -> Reply<SqlReply> {
     let table = app.runner.with_store(move |store| store.audit_sql(&request.query)).await?;
-    Ok(Json(SqlReply { columns: table.columns, rows: table.rows }))
+    Ok(Json(SqlReply { columns: table.columns, rows: table.rows, truncated: table.truncated }))
 }

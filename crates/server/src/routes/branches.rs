@@ -12,7 +12,7 @@ use proto::http::{BranchAt, CreateBranch, ExportGit, ExportReply, ForkBranch, qu
 use proto::ids::{BranchId, VerifyId};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use vfs::{Actor, DiffFormat, ExportTarget};
+use vfs::{Actor, DiffFormat, ExportTarget, GitRef};
 
 use super::branch_id;
 use crate::listen::{App, Peer};
@@ -166,10 +166,11 @@ pub(crate) async fn export_git(
     Input(request): Input<ExportGit>,
 ) -> Reply<ExportReply> {
     let branch = branch_id(&app, branch).await?;
-    let ExportGit { repo, name, message } = request;
+    let ExportGit { repo, name, message, author } = request;
     let named = name.clone();
     let export = move |store: &vfs::Store| {
-        store.export(&branch, ExportTarget::GitRef { repo: repo.into(), name, message })
+        let git = GitRef { repo: repo.into(), name, message, author, force: false };
+        store.export(&branch, ExportTarget::GitRef(git))
     };
     let report = app.runner.with_store(export).await?;
     Ok(Json(ExportReply { commit: report.commit, name: Some(named), warnings: Vec::new() }))
