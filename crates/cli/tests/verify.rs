@@ -26,9 +26,9 @@ fn path(repo: &GitRepo) -> &str {
 
 fn outcomes(report: &Value) -> Vec<String> {
     let commands = report["commands"].as_array().unwrap();
-    let how = |command: &Value| match &command["outcome"]["code"] {
-        Value::Null => command["outcome"]["how"].as_str().unwrap().to_owned(),
-        code => format!("exited {code}"),
+    let how = |command: &Value| match command["outcome"]["code"].as_i64() {
+        None => command["outcome"]["how"].as_str().unwrap().to_owned(),
+        Some(code) => format!("exited {code}"),
     };
     commands.iter().map(how).collect()
 }
