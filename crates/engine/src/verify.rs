@@ -206,7 +206,7 @@ impl Run<'_> {
     /// Freezes the source and makes the branch. A cancelled freeze ends in the background: a base that nobody uses is
     /// the garbage collector's.
     async fn ground(&self) -> Result<Ground, VerifyError> {
-        let actor = Actor::session(self.id.as_str());
+        let actor = Actor::verify(&self.id);
         // The name marks the branch as one to drop if this runner dies; one that will be kept has none.
         let name = (!self.request.keep_branch).then(|| self.id.to_string());
         if let Source::Branch { branch } = &self.request.source {
@@ -253,7 +253,7 @@ impl Run<'_> {
         hand.stop().await;
         ran.lingering = false;
         result?;
-        let last = self.scan(&ground.branch, &Actor::session(self.id.as_str()), None, &mut ran).await;
+        let last = self.scan(&ground.branch, &Actor::verify(&self.id), None, &mut ran).await;
         last.map(|_| ran)
     }
 
@@ -359,7 +359,7 @@ impl Run<'_> {
 
     /// A branch that can't be dropped now is dropped when its runner starts again, as every branch of a dead verify is.
     async fn drop_branch(&self, branch: &BranchId) {
-        let actor = Actor::session(self.id.as_str());
+        let actor = Actor::verify(&self.id);
         if let Err(error) = self.runner.drop_branch(branch.clone(), actor).await {
             tracing::error!(%branch, error = meter::chain(&error), "the branch of a verify can't be dropped");
         }
