@@ -106,7 +106,7 @@ fn much_input_and_much_output_do_not_block_each_other() {
         // The pipe breaks when the command has ended.
         let _ = stdin.write_all(&input);
     });
-    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
+    common::Ran::new(child.wait_with_output().unwrap(), &["branch", "exec"]).expect(0);
     writer.join().unwrap();
 }
 

@@ -1,8 +1,11 @@
 //! One command on a branch, in the branch's warm hand.
 
+use std::collections::HashMap;
+use std::sync::{MutexGuard, PoisonError};
+
 use hands::{ExecSpec, Stdin};
 use proto::error::{Code, Coded};
-use proto::http::{ExecInput, ExecLine, ExecReport, ExecRequest};
+use proto::http::{ExecControl, ExecLine, ExecReport, ExecRequest};
 use proto::ids::{BranchId, ExecId};
 use proto::spec::command::join_command;
 use tokio::sync::mpsc;
@@ -10,7 +13,7 @@ use vfs::{Actor, Writers};
 
 use crate::below::Below;
 use crate::id;
-use crate::limits::{EVENTS_MAX, RUNNING_MAX};
+use crate::limits::{CONTROLS_MAX, EVENTS_MAX, RUNNING_MAX};
 use crate::meter::{self, Call, Outlet};
 use crate::runner::Runner;
 
@@ -52,17 +55,17 @@ fn below(error: impl Coded + Send + Sync + 'static) -> ExecError {
 
 impl Runner {
     /// Starts a command on a branch. The last event is [`ExecLine::Done`] or [`ExecLine::Failed`]; dropping the receiver
-    /// cancels. `input` that ends is the end of the command's standard input.
+    /// cancels. `stdin` that ends is the end of the command's standard input.
     pub fn exec(
         &self,
         branch: BranchId,
         request: ExecRequest,
-        input: mpsc::Receiver<ExecInput>,
+        stdin: mpsc::Receiver<Vec<u8>>,
     ) -> mpsc::Receiver<ExecLine> {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let runner = self.clone();
         self.spawn(async move {
-            let last = match run(&runner, branch, request, input, &events).await {
+            let last = match run(&runner, branch, request, stdin, &events).await {
                 Ok(report) => ExecLine::Done { report: Box::new(report) },
                 Err(error) => ExecLine::Failed { error: error.body() },
             };
@@ -71,13 +74,35 @@ impl Runner {
         });
         receiver
     }
+
+    /// Acts on a running exec; `false` if none of that id runs.
+    pub async fn control(&self, exec: &ExecId, control: ExecControl) -> bool {
+        let sender = execs(self).get(exec).cloned();
+        match sender {
+            Some(sender) => sender.send(control).await.is_ok(),
+            None => false,
+        }
+    }
+}
+
+fn execs(runner: &Runner) -> MutexGuard<'_, HashMap<ExecId, mpsc::Sender<ExecControl>>> {
+    runner.inner.execs.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An exec's place among those that can be acted on.
+struct Controlled<'a>(&'a Runner, ExecId);
+
+impl Drop for Controlled<'_> {
+    fn drop(&mut self) {
+        execs(self.0).remove(&self.1);
+    }
 }
 
 async fn run(
     runner: &Runner,
     branch: BranchId,
     request: ExecRequest,
-    input: mpsc::Receiver<ExecInput>,
+    stdin: mpsc::Receiver<Vec<u8>>,
     events: &mpsc::Sender<ExecLine>,
 ) -> Result<ExecReport, ExecError> {
     let argv = words(&request)?;
@@ -103,6 +128,9 @@ async fn run(
         pty: request.pty.map(|size| hands::Size { rows: size.rows, cols: size.cols }),
         wall_ms_max,
     };
+    let (sender, control) = mpsc::channel(CONTROLS_MAX);
+    execs(runner).insert(exec.clone(), sender);
+    let _controlled = Controlled(runner, exec.clone());
     let _ = events.send(ExecLine::Started { exec: exec.clone() }).await;
     let event = Box::new(|fd, bytes| ExecLine::Output { fd, bytes });
     let mut outlet = Outlet { events: events.clone(), event, logs: None };
@@ -114,7 +142,8 @@ async fn run(
         spec,
         cancel: &cancel,
         disk_bytes_end: disk_bytes_max.map(|max| size.saturating_add(max)),
-        input: Some(input),
+        stdin: request.stdin.then_some(stdin),
+        control: Some(control),
     };
     let ended = meter::run(call, &mut outlet).await;
     if ended.lingering {

@@ -4,7 +4,7 @@
 use std::future::pending;
 
 use hands::{ExecEvent, ExecSpec, Hand};
-use proto::http::ExecInput;
+use proto::http::ExecControl;
 use proto::ids::BranchId;
 use proto::path::JsonBytes;
 use proto::verify::Outcome;
@@ -25,8 +25,10 @@ pub(crate) struct Call<'a> {
     pub(crate) cancel: &'a CancellationToken,
     /// The branch may not be larger than this.
     pub(crate) disk_bytes_end: Option<u64>,
-    /// What the caller sends meanwhile.
-    pub(crate) input: Option<mpsc::Receiver<ExecInput>>,
+    /// The command's standard input.
+    pub(crate) stdin: Option<mpsc::Receiver<Vec<u8>>>,
+    /// What else the caller wants of it.
+    pub(crate) control: Option<mpsc::Receiver<ExecControl>>,
 }
 
 /// Where a command's output goes.
@@ -69,6 +71,10 @@ async fn follow<E: Send>(
 ) -> (Outcome, Reported) {
     let mut watch = interval(DISK_WATCH_EVERY);
     watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Beside the output: a command that writes before it has read all must not wait for itself.
+    let feed = feed(exec.take_stdin(), call.stdin.take());
+    tokio::pin!(feed);
+    let mut fed = false;
     // Why the command is being ended, and when its hand is.
     let mut stop: Option<(Outcome, Instant)> = None;
     loop {
@@ -99,19 +105,23 @@ async fn follow<E: Send>(
                     exec.cancel().await;
                 }
             }
-            input = next(&mut call.input) => match input {
-                Some(ExecInput::Stdin { bytes }) => {
-                    if let Ok(bytes) = bytes.decode() {
-                        exec.stdin(bytes).await;
-                    }
-                }
-                Some(ExecInput::Signal { signal }) => exec.signal(signal).await,
-                Some(ExecInput::Resize { size }) => exec.resize(hands::Size { rows: size.rows, cols: size.cols }).await,
-                None => {
-                    call.input = None;
-                    exec.stdin_end().await;
-                }
+            () = &mut feed, if !fed => fed = true,
+            control = next(&mut call.control) => match control {
+                Some(ExecControl::Signal { signal }) => exec.signal(signal).await,
+                Some(ExecControl::Resize { size }) => exec.resize(hands::Size { rows: size.rows, cols: size.cols }).await,
+                Some(ExecControl::Cancel {}) => call.cancel.cancel(),
+                None => call.control = None,
             },
+        }
+    }
+}
+
+/// Passes standard input on until it ends, or the command takes no more.
+async fn feed(sink: Option<hands::StdinSink>, stdin: Option<mpsc::Receiver<Vec<u8>>>) {
+    let (Some(mut sink), Some(mut stdin)) = (sink, stdin) else { return };
+    while let Some(bytes) = stdin.recv().await {
+        if sink.send(bytes).await.is_err() {
+            return;
         }
     }
 }
@@ -131,9 +141,9 @@ async fn end_of(stop: &Option<(Outcome, Instant)>) {
     }
 }
 
-async fn next(input: &mut Option<mpsc::Receiver<ExecInput>>) -> Option<ExecInput> {
-    match input {
-        Some(input) => input.recv().await,
+async fn next(control: &mut Option<mpsc::Receiver<ExecControl>>) -> Option<ExecControl> {
+    match control {
+        Some(control) => control.recv().await,
         None => pending().await,
     }
 }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use hands::Hands;
 use proto::api::BranchInfo;
 use proto::error::{Code, Coded};
-use proto::ids::{BranchId, VerifyId};
+use proto::http::ExecControl;
+use proto::ids::{BranchId, ExecId, VerifyId};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use vfs::{Actor, ForkBusy, Store};
@@ -44,6 +46,7 @@ pub(crate) struct Inner {
     pub(crate) settings: Settings,
     pub(crate) warm: WarmHands,
     verifies: Mutex<HashMap<VerifyId, CancellationToken>>,
+    pub(crate) execs: Mutex<HashMap<ExecId, mpsc::Sender<ExecControl>>>,
     /// Cancelled when the runner drains; every run's token is its child.
     pub(crate) stopping: CancellationToken,
     tasks: TaskTracker,
@@ -80,6 +83,7 @@ impl Runner {
             settings: options.settings,
             warm,
             verifies: Mutex::default(),
+            execs: Mutex::default(),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };

@@ -320,9 +320,11 @@ impl Run<'_> {
             wall_ms_max,
         };
         let (runner, branch, cancel) = (self.runner, &ground.branch, &self.cancel);
-        let ended =
-            meter::run(Call { runner, branch, hand, spec, cancel, disk_bytes_end, input: None }, &mut outlet)
-                .await;
+        let ended = meter::run(
+            Call { runner, branch, hand, spec, cancel, disk_bytes_end, stdin: None, control: None },
+            &mut outlet,
+        )
+        .await;
         // What an earlier command left behind may write as well.
         ran.lingering |= ended.lingering;
         let changed = self.scan(branch, &Actor::exec(&exec), Some(join_command(argv)), ran).await?;

@@ -222,16 +222,19 @@ pub struct ExecRequest {
     pub pty: Option<PtySize>,
 }
 
-/// What a caller sends to a running command, one JSON object per line.
+/// More standard input for a running command: one JSON object per line of the request's body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "input")]
-pub enum ExecInput {
-    /// Standard input.
-    Stdin {
-        /// The bytes.
-        bytes: JsonBytes,
-    },
-    /// A signal to the command.
+#[serde(deny_unknown_fields)]
+pub struct ExecInput {
+    /// The bytes.
+    pub stdin: JsonBytes,
+}
+
+/// What else a caller does to a running command. A call of its own, so that it never waits behind input that nobody reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "action")]
+pub enum ExecControl {
+    /// Sends a signal to the command.
     Signal {
         /// Its number.
         signal: i32,
@@ -241,6 +244,8 @@ pub enum ExecInput {
         /// Its size now.
         size: PtySize,
     },
+    /// Kills it and all that it started.
+    Cancel {},
 }
 
 /// What the runner tells while a command runs on a branch, one JSON object per line.

@@ -134,7 +134,7 @@ async fn input_goes_on_while_events_come_back() {
     });
     let (sender, mut events) =
         Client::new(path).duplex::<ExecInput, ExecLine>("/v1/x", &"first").await.unwrap();
-    sender.send(&ExecInput::Stdin { bytes: proto::path::JsonBytes::new(b"in") }).await.unwrap();
+    sender.send(&ExecInput { stdin: proto::path::JsonBytes::new(b"in") }).await.unwrap();
     assert!(matches!(events.next().await.unwrap(), Some(ExecLine::Output { .. })));
     drop(sender);
     server.await.unwrap();

@@ -47,6 +47,7 @@ pub(crate) fn router(app: App) -> Router {
         .route("/bases/gc", post(bases::gc))
         .route("/branches", get(branches::list).post(branches::create))
         .nest("/branches/{branch}", branch)
+        .route("/execs/{exec}", post(exec::control))
         .route("/audit", get(audit::log))
         .route("/audit/check", get(audit::check))
         .route("/audit/sql", post(audit::sql))

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use clap::Args;
 use proto::client::{Client, ClientError, Events, LineSender};
 use proto::error::{Code, ErrorBody};
-use proto::http::{ExecInput, ExecLine, ExecReport, ExecRequest, PtySize};
+use proto::http::{ExecControl, ExecInput, ExecLine, ExecReport, ExecRequest, PtySize};
+use proto::ids::ExecId;
 use proto::path::{JsonBytes, TreePath};
 use proto::verify::{LimitsAsked, Outcome as Ended};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -61,7 +62,7 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outco
     let path = format!("{}/exec", branch_path(&args.branch));
     let (sender, events) = client.duplex(&path, &request).await.map_err(ClientError::into_body)?;
     let raw = args.tty.then(RawTerminal::enter).flatten();
-    let ended = follow(&request, sender, events, app).await;
+    let ended = follow(client, &request, sender, events, app).await;
     drop(raw);
     let report = ended?;
     if app.output.json {
@@ -96,21 +97,24 @@ fn status(report: &ExecReport, app: &App<'_>) -> Outcome {
 }
 
 async fn follow(
+    client: &Client,
     request: &ExecRequest,
     sender: LineSender<ExecInput>,
     mut events: Events<ExecLine>,
     app: &App<'_>,
 ) -> Result<ExecReport, ErrorBody> {
-    let mut stdin = request.stdin.then(read_stdin);
-    let mut sender = Some(sender);
+    // Beside the output: a command that writes before it has read all must not wait for itself.
+    let feeder = tokio::spawn(feed(sender, request.stdin));
+    let _feeder = AbortOnDrop(feeder);
     let broken = |error: std::io::Error| host(format!("signals can't be received: {error}"));
     let mut interrupt = signal(SignalKind::interrupt()).map_err(broken)?;
     let mut resized = signal(SignalKind::window_change()).map_err(broken)?;
     let mut interrupts = 0;
+    let mut id = None;
     loop {
         tokio::select! {
             event = events.next() => match event.map_err(ClientError::into_body)? {
-                Some(ExecLine::Started { .. }) => {}
+                Some(ExecLine::Started { exec }) => id = Some(exec),
                 Some(ExecLine::Output { fd, bytes }) => {
                     let bytes = bytes.decode().map_err(|error| ClientError::Answer(error).into_body())?;
                     if fd == 2 || app.output.json { app.output.raw_err(&bytes) } else { app.output.raw(&bytes) }
@@ -119,26 +123,50 @@ async fn follow(
                 Some(ExecLine::Failed { error }) => return Err(error),
                 None => return Err(ClientError::Ended(None).into_body()),
             },
-            chunk = next_chunk(&mut stdin) => match (chunk, &sender) {
-                (Some(bytes), Some(sender)) => {
-                    // A command that has ended reads no more; its end comes as an event.
-                    let _ = sender.send(&ExecInput::Stdin { bytes: JsonBytes::new(&bytes) }).await;
-                }
-                _ => { stdin = None; sender = if request.pty.is_some() { sender } else { None }; }
-            },
             _ = interrupt.recv() => {
                 interrupts += 1;
-                let Some(sender) = sender.as_ref().filter(|_| interrupts == 1) else {
-                    return Err(ErrorBody { code: Code::Cancelled, message: "cancelled".into(), causes: vec![], hint: None });
-                };
-                let _ = sender.send(&ExecInput::Signal { signal: 2 }).await;
+                match &id {
+                    Some(id) if interrupts == 1 => control(client, id, &ExecControl::Signal { signal: 2 }).await,
+                    Some(id) if interrupts == 2 => control(client, id, &ExecControl::Cancel {}).await,
+                    Some(_) | None => return Err(cancelled()),
+                }
             }
             _ = resized.recv(), if request.pty.is_some() => {
-                if let Some(sender) = &sender {
-                    let _ = sender.send(&ExecInput::Resize { size: window() }).await;
+                if let Some(id) = &id {
+                    control(client, id, &ExecControl::Resize { size: window() }).await;
                 }
             }
         }
+    }
+}
+
+fn cancelled() -> ErrorBody {
+    ErrorBody { code: Code::Cancelled, message: "cancelled".into(), causes: Vec::new(), hint: None }
+}
+
+/// Acts on the exec. If it has ended meanwhile, its end comes as an event.
+async fn control(client: &Client, exec: &ExecId, control: &ExecControl) {
+    let _ = client.post::<serde_json::Value>(&format!("/v1/execs/{exec}"), control).await;
+}
+
+/// Sends standard input on. Its end, or a command that takes no more, ends the request's body.
+async fn feed(sender: LineSender<ExecInput>, wanted: bool) {
+    if !wanted {
+        return;
+    }
+    let mut stdin = read_stdin();
+    while let Some(bytes) = stdin.recv().await {
+        if sender.send(&ExecInput { stdin: JsonBytes::new(&bytes) }).await.is_err() {
+            return;
+        }
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -155,13 +183,6 @@ fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
         }
     });
     receiver
-}
-
-async fn next_chunk(stdin: &mut Option<mpsc::Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
-    match stdin {
-        Some(receiver) => receiver.recv().await,
-        None => std::future::pending().await,
-    }
 }
 
 fn window() -> PtySize {

@@ -48,8 +48,12 @@ impl Tendon {
     pub fn run_with(&self, args: &[&str], stdin: &[u8]) -> Ran {
         use std::io::Write as _;
         let mut child = self.start(args);
-        child.stdin.take().unwrap().write_all(stdin).unwrap();
-        Ran::new(child.wait_with_output().unwrap(), args)
+        let (mut pipe, stdin) = (child.stdin.take().unwrap(), stdin.to_vec());
+        // Beside the output, which may be as much; a command that reads no more breaks the pipe.
+        let writer = std::thread::spawn(move || drop(pipe.write_all(&stdin)));
+        let ran = Ran::new(child.wait_with_output().unwrap(), args);
+        writer.join().unwrap();
+        ran
     }
 
     /// Starts it with pipes.

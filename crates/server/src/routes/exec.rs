@@ -1,15 +1,16 @@
-//! `POST /v1/branches/BRANCH/exec`: a command's events out, its standard input, signals and window sizes in.
+//! `POST /v1/branches/BRANCH/exec`: a command's events out, its standard input in; `POST /v1/execs/EXEC`: the rest.
 
 use axum::body::{Body, BodyDataStream};
 use axum::extract::{Path, State};
 use axum::response::Response;
-use proto::http::{ExecInput, ExecRequest};
+use proto::http::{ExecControl, ExecInput, ExecRequest};
+use proto::ids::ExecId;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 
 use super::branch_id;
 use crate::listen::App;
-use crate::reply::{Problem, events};
+use crate::reply::{Input, Json, Problem, Reply, events};
 
 /// The longest line of the request's body.
 const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -28,15 +29,35 @@ pub(crate) async fn exec(
         .map_err(|error| Problem::usage(format!("the body makes no sense: {error}")))?;
     let (sender, input) = mpsc::channel(INPUTS_MAX);
     tokio::spawn(async move {
-        // A broken line, like a broken connection, is the end of the input.
+        let mut sender = Some(sender);
+        // A broken line, like a broken connection, is the end of the input. What comes after the command has ended is still
+        // read: a body that nobody reads breaks the connection, and the last events with it.
         while let Ok(Some(line)) = lines.next().await {
-            let Ok(input) = serde_json::from_slice::<ExecInput>(&line) else { break };
-            if sender.send(input).await.is_err() {
-                break;
+            let bytes =
+                serde_json::from_slice::<ExecInput>(&line).ok().and_then(|input| input.stdin.decode().ok());
+            let sent = match (&sender, bytes) {
+                (Some(sender), Some(bytes)) => sender.send(bytes).await.is_ok(),
+                (Some(_) | None, _) => false,
+            };
+            if !sent {
+                sender = None;
             }
         }
     });
     Ok(events(app.runner.exec(branch, request, input)))
+}
+
+pub(crate) async fn control(
+    State(app): State<App>,
+    Path(exec): Path<String>,
+    Input(control): Input<ExecControl>,
+) -> Reply<serde_json::Value> {
+    let exec = exec.parse::<ExecId>().map_err(|error| Problem::usage(error.to_string()))?;
+    if app.runner.control(&exec, control).await {
+        Ok(Json(serde_json::json!({})))
+    } else {
+        Err(Problem::not_found(format!("no exec {exec} runs")))
+    }
 }
 
 /// A body by lines.
