@@ -183,7 +183,10 @@ impl Settings {
             Engine::Overlay => EngineChoice::Overlay,
             Engine::Copy => EngineChoice::Copy,
         };
-        StoreOptions { engine, owner: None, clock: Arc::new(SystemClock) }
+        // Code of a hand runs as a user who owns nothing but bases and branches; only root can arrange that.
+        let owner =
+            rustix::process::geteuid().is_root().then_some((self.policy.hand.uid, self.policy.hand.gid));
+        StoreOptions { engine, owner, clock: Arc::new(SystemClock) }
     }
 
     pub(crate) fn hands_options(&self, hand_binary: PathBuf) -> hands::HandsOptions {

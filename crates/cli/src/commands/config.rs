@@ -33,8 +33,8 @@ pub(crate) async fn run(args: ConfigArgs, app: &App<'_>) -> Outcome {
         return Ok(0);
     }
     let rows = reply.values.iter().map(|value| {
-        vec![value.key.clone(), clean(value.value.to_string().as_bytes()), value.origin.clone()]
+        vec![value.key.clone(), value.origin.clone(), clean(value.value.to_string().as_bytes())]
     });
-    app.output.table(&["SETTING", "VALUE", "FROM"], &rows.collect::<Vec<_>>());
+    app.output.table(&["SETTING", "FROM", "VALUE"], &rows.collect::<Vec<_>>());
     Ok(0)
 }
