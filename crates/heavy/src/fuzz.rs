@@ -28,6 +28,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "tree_path", seeds: path_seeds, run: tree_path },
     Target { name: "verify_request", seeds: request_seeds, run: verify_request },
+    Target { name: "spec", seeds: spec_seeds, run: spec },
 ];
 
 /// The function of the target `name`, which is in [`TARGETS`].
@@ -148,6 +149,33 @@ fn verify_request(data: &[u8]) -> String {
             again.is_ok_and(|again: proto::verify::VerifyRequest| again == *request),
             "it survives a round trip"
         );
+    }
+    outcome(parsed)
+}
+
+fn spec_seeds() -> Vec<Vec<u8>> {
+    let texts = [
+        "checks = [\"cargo test\"]",
+        "setup = [\"npm ci\"]\nchecks = [\"npm test\", [\"sh\", \"-c\", \"a | b\"]]\nkeep_going = true\n[env]\nCI = \"1\"",
+        "checks = [\"a\"]\nsource = { repo = \"https://x.test/a\", ref = \"v1\" }\n[limits]\ncpus = 1.5\nmemory = \"2GiB\"\ntimeout = \"1h30m\"",
+        "checks = [\"sh run.sh 'a b' c\\\\ d\"]\nsource = { files = { \"run.sh\" = \"#!/bin/sh\" } }",
+    ];
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+fn spec(data: &[u8]) -> String {
+    let text = String::from_utf8_lossy(data);
+    let parsed = proto::spec::parse_spec(&text, std::path::Path::new("/project"));
+    if let Ok(request) = &parsed {
+        for argv in request.setup.iter().chain(&request.checks) {
+            assert!(!argv[0].is_empty(), "no command is empty");
+            let line = proto::spec::command::join_command(argv);
+            assert_eq!(
+                proto::spec::split_command(&line).as_ref(),
+                Ok(argv),
+                "a command survives being shown"
+            );
+        }
     }
     outcome(parsed)
 }
