@@ -1,6 +1,10 @@
 //! Commands in a real hand: outcomes, streams, terminals, killing.
 
-#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test: it starts the hand, and panics when something is off")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test: it starts the hand, and panics when something is off"
+)]
 
 mod kit;
 
@@ -41,7 +45,8 @@ async fn cpu_and_wall_time_are_told() {
 async fn ten_megabytes_go_through_cat() {
     let kit = Kit::new().await;
     let sent: Vec<u8> = (0..10_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let ran = run(kit.exec(ExecSpec { stdin: Stdin::Bytes(sent.clone().into()), ..argv(&["cat"]) }).await).await;
+    let ran =
+        run(kit.exec(ExecSpec { stdin: Stdin::Bytes(sent.clone().into()), ..argv(&["cat"]) }).await).await;
     assert_eq!(ran.outcome, Outcome::Exited { code: 0 });
     assert!(ran.stdout == sent, "{} bytes came back", ran.stdout.len());
 }
@@ -65,7 +70,9 @@ async fn stdin_waits_for_the_command() {
     let mut exec = kit.exec(ExecSpec { stdin: Stdin::Piped, ..argv(&["sleep", "60"]) }).await;
     let stdin = exec.take_stdin().unwrap();
     let mut sent = 0u64;
-    while tokio::time::timeout(Duration::from_millis(500), stdin.write(vec![7; 65_536].into())).await == Ok(true) {
+    while tokio::time::timeout(Duration::from_millis(500), stdin.write(vec![7; 65_536].into())).await
+        == Ok(true)
+    {
         sent += 65_536;
         assert!(sent < 4 << 20, "nobody reads, and still more is taken");
     }
@@ -78,7 +85,8 @@ async fn stdin_waits_for_the_command() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_command_that_closes_its_stdin_does_not_block_the_sender() {
     let kit = Kit::new().await;
-    let spec = ExecSpec { stdin: Stdin::Bytes(vec![1; 3_000_000].into()), ..sh("exec <&-; sleep 0.3; echo done") };
+    let spec =
+        ExecSpec { stdin: Stdin::Bytes(vec![1; 3_000_000].into()), ..sh("exec <&-; sleep 0.3; echo done") };
     assert_eq!(run(kit.exec(spec).await).await.text(), "done");
 }
 
@@ -158,7 +166,13 @@ async fn arguments_and_environment_may_be_any_bytes() {
     let kit = Kit::new().await;
     let start = Start {
         exec: id().to_string(),
-        argv: vec!["sh".into(), "-c".into(), "printf '%s|%s' \"$1\" \"$V\"; env | wc -l".into(), "sh".into(), b"\xff\n\xfe"[..].into()],
+        argv: vec![
+            "sh".into(),
+            "-c".into(),
+            "printf '%s|%s' \"$1\" \"$V\"; env | wc -l".into(),
+            "sh".into(),
+            b"\xff\n\xfe"[..].into(),
+        ],
         env: vec![EnvVar { name: "V".into(), value: b"\x80\x81"[..].into() }],
         ..Start::default()
     };
@@ -212,7 +226,9 @@ async fn a_terminal_has_a_size_and_can_be_resized() {
     while let Some(event) = exec.next_event().await {
         match event {
             ExecEvent::Output { bytes, .. } => seen.push_str(&String::from_utf8_lossy(&bytes)),
-            ExecEvent::Ended { outcome, .. } => assert_eq!(outcome, Outcome::Signalled { signal: 2 }, "{seen}"),
+            ExecEvent::Ended { outcome, .. } => {
+                assert_eq!(outcome, Outcome::Signalled { signal: 2 }, "{seen}")
+            }
         }
         if step == 0 && seen.contains("30 100") {
             step = 1;
@@ -376,7 +392,10 @@ async fn code_that_kills_its_supervisor_ends_everything() {
     let other = kit.exec(argv(&["sleep", "60"])).await;
     let ran = kit.sh("kill -STOP $PPID; kill -KILL $PPID; setsid sleep 60 & echo $! > p1; sleep 60").await;
     for outcome in [ran.outcome, run(other).await.outcome] {
-        assert!(matches!(&outcome, Outcome::HandLost { reason } if reason.contains("a supervisor process")), "{outcome:?}");
+        assert!(
+            matches!(&outcome, Outcome::HandLost { reason } if reason.contains("a supervisor process")),
+            "{outcome:?}"
+        );
     }
     assert!(runaways(&kit).iter().all(|pid| !lives(*pid)));
     assert_eq!(kit.sh("echo fine").await.text(), "fine", "the hand itself goes on");

@@ -231,7 +231,13 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
 }
 
 /// The supervisor's whole life.
-fn supervise(plan: &mut Plan<'_>, stack_top: *mut c_void, stdio: [RawFd; 3], report: RawFd, parent: i32) -> ! {
+fn supervise(
+    plan: &mut Plan<'_>,
+    stack_top: *mut c_void,
+    stdio: [RawFd; 3],
+    report: RawFd,
+    parent: i32,
+) -> ! {
     become_reaper(parent);
     for (to, from) in (0..).zip(stdio) {
         // SAFETY: dup2 touches descriptors only, and this process uses none that it overwrites.
