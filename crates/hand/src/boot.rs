@@ -60,6 +60,12 @@ fn host(what: &'static str) -> impl FnOnce(io::Error) -> BootError {
 
 /// Runs the hand until its channel closes.
 pub fn run() -> Result<(), BootError> {
+    // A defect must end the hand, loudly for the runner, and not only the task that ran into it.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::exit(70);
+    }));
     let channel = take(CHANNEL_FD)?;
     let config = read_config(File::from(take(CONFIG_FD)?))?;
     reset_signals();

@@ -381,9 +381,9 @@ impl Task {
         // The command may be over while its last output is still awaited: what it left running lives on.
         if self.ended.is_none() && !self.killing {
             self.killing = true;
-            let (table, supervisor, gone) =
-                (Arc::clone(&self.table), self.ticket.supervisor, self.ticket.gone.clone());
-            tokio::spawn(async move { table.kill_tree(supervisor, gone).await });
+            let (table, exec) = (Arc::clone(&self.table), self.ticket.exec.clone());
+            let (supervisor, gone) = (self.ticket.supervisor, self.ticket.gone.clone());
+            tokio::spawn(async move { table.kill_tree(&exec, supervisor, gone).await });
         }
     }
 

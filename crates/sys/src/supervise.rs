@@ -445,6 +445,13 @@ pub fn child_signal() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// The process group of a process (0: of this one). `None`: it is gone, or its group's leader lies outside our namespace.
+pub fn process_group(pid: i32) -> Option<i32> {
+    // SAFETY: no pointer is involved.
+    let group = unsafe { libc::getpgid(pid) };
+    (group > 0).then_some(group)
+}
+
 /// As the first process of a process id namespace: sends SIGKILL to all others in one step that no fork escapes.
 /// Returns false, without doing anything, in any other process: there it would reach strangers.
 pub fn kill_namespace() -> bool {
