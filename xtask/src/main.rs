@@ -1,3 +1,57 @@
 //! Set-up, demo, tests, benchmarks and soak of this workspace.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod check;
+mod demo;
+mod layering;
+mod long;
+mod setup;
+mod shell;
+
+use std::process::ExitCode;
+
+use crate::shell::{Failure, say};
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  demo          install what is missing, build, and verify a real crate twice: as it is, and with a bug in it
+  test [ARGS]   install what is missing, build, and run the whole test suite (ARGS go to the test runner)
+  ci            what CI runs: formatting, lints, layering, tests, documentation
+  bench [ARGS]  measure against peers in the same run (release build); --write updates docs/benchmarks.md
+  soak          the heavy tests at full length: 100 power cuts, 200 killed runners, minutes of fuzzing
+  fuzz [SECS]   every fuzz target for so long (10 s), without a special compiler; fuzz/ has them for cargo-fuzz
+  layering      check which crate links which, and where unsafe code is allowed
+  setup         only install what demo, test and ci need
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match args.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("help", &[] as &[String]),
+    };
+    let result = match command {
+        "demo" => demo::demo(),
+        "test" => check::test(rest),
+        "ci" => check::ci(),
+        "bench" => long::bench(rest),
+        "soak" => long::soak(rest),
+        "fuzz" => long::fuzz(rest),
+        "layering" => layering::check(),
+        "setup" => setup::setup(setup::For::Tests),
+        "help" | "--help" | "-h" => {
+            say(USAGE);
+            Ok(())
+        }
+        unknown => Err(Failure::new(format!("there is no command `{unknown}`\n\n{USAGE}"))),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            shell::complain(&failure);
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -33,10 +33,14 @@ pub enum Need {
     Npm,
     /// Python 3.
     Python,
+    /// pip, Python's package client.
+    Pip,
     /// cargo, and the crate registry that it is configured for.
     Registry,
     /// An ext4 image on a loop device.
     Loop,
+    /// Serving a file system from this process, as root.
+    Fuse,
 }
 
 /// Every need, in the order in which they are printed.
@@ -51,8 +55,10 @@ pub const ALL: &[Need] = &[
     Need::Node,
     Need::Npm,
     Need::Python,
+    Need::Pip,
     Need::Registry,
     Need::Loop,
+    Need::Fuse,
 ];
 
 impl Need {
@@ -69,8 +75,10 @@ impl Need {
             Need::Node => "node",
             Need::Npm => "npm",
             Need::Python => "python",
+            Need::Pip => "pip",
             Need::Registry => "registry",
             Need::Loop => "loop",
+            Need::Fuse => "fuse",
         }
     }
 
@@ -99,8 +107,10 @@ impl Need {
             Need::Node => try_run(command("node").args(["--eval", "0"])),
             Need::Npm => try_run(command("npm").arg("--version")),
             Need::Python => try_run(command("python3").args(["-c", "pass"])),
+            Need::Pip => try_run(command("python3").args(["-m", "pip", "--version"])),
             Need::Registry => probe_registry(),
             Need::Loop => probe_loop(),
+            Need::Fuse => probe_fuse(),
         }
     }
 }
@@ -230,6 +240,14 @@ fn probe_registry() -> Result<(), String> {
     );
     write(&dir.path().join("src/lib.rs"), "");
     try_run(command("cargo").args(["fetch", "--quiet"]).current_dir(dir.path()))
+}
+
+fn probe_fuse() -> Result<(), String> {
+    if !is_root() {
+        return Err("not root".to_owned());
+    }
+    let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+    device.map(|_| ()).map_err(|error| format!("/dev/fuse: {error}"))
 }
 
 fn probe_loop() -> Result<(), String> {

@@ -48,3 +48,11 @@ pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bo
         std::thread::sleep(Duration::from_millis(10));
     }
 }
+
+/// Cargo's target directory, for what tests build or fetch once per checkout.
+pub fn target_dir() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own path");
+    // TARGET/HOST/PROFILE/deps/TEST
+    let target = test.ancestors().nth(4).expect("a test is deep in the target directory");
+    target.to_owned()
+}

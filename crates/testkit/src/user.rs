@@ -14,6 +14,8 @@ pub const OTHER_UID: u32 = 60999;
 pub const OTHER_GID: u32 = 60999;
 /// Set for the copy of a test that [`rootless`] starts: the name of that test.
 const CHILD: &str = "TESTKIT_ROOTLESS_TEST";
+/// The same for [`private_mounts`].
+const PRIVATE: &str = "TESTKIT_PRIVATE_MOUNTS_TEST";
 
 /// Whether this process is root.
 pub fn is_root() -> bool {
@@ -60,11 +62,32 @@ pub fn rootless(test: &str, body: impl FnOnce()) {
     child.args(["--exact", test, "--nocapture", "--test-threads=1"]);
     child.env(CHILD, test).env("HOME", &home).env("TMPDIR", &home).current_dir(&home);
     child.env_remove("XDG_STATE_HOME").env_remove("XDG_RUNTIME_DIR");
-    let output = as_other_user(&mut child).output().expect("the copy of the test starts");
+    passes(test, as_other_user(&mut child));
+}
+
+/// Runs `body` as root in a mount namespace of its own, so that whatever it mounts is gone with it. `test` is the full
+/// name of the calling test, as for [`rootless`]. Panics when this process is not root: ask for [`crate::Need::Root`] first.
+pub fn private_mounts(test: &str, body: impl FnOnce()) {
+    assert!(is_root(), "a mount namespace of its own needs root");
+    if variable(PRIVATE).as_deref() == Some(test) {
+        return body();
+    }
+    let own = std::env::current_exe().expect("a test knows its own path");
+    let mut child = command("unshare");
+    child.args(["--mount", "--propagation", "private", "--"]).arg(own);
+    child.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(PRIVATE, test);
+    passes(test, &mut child);
+}
+
+/// Runs a copy of a test, shows what it printed, and panics unless it ran and passed.
+#[expect(clippy::print_stderr, reason = "what the copy printed belongs to the test's own output")]
+fn passes(test: &str, child: &mut Command) {
+    let output = child.output().expect("the copy of the test starts");
     let text =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "as uid {OTHER_UID}:\n{text}");
+    assert!(output.status.success(), "the copy of {test} failed:\n{text}");
     assert!(text.contains("1 passed"), "no test is called `{test}`:\n{text}");
+    eprintln!("{text}");
 }
 
 /// Makes a file or directory [`OTHER_UID`]'s, if this process can.

@@ -1,10 +1,12 @@
 //! The state database: SQLite in WAL mode, every commit synced, schema versioned by migrations.
 
-use std::path::Path;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rusqlite::{Connection, Transaction, TransactionBehavior};
+use proto::error::{Code, Coded};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 /// One script per version: the script at index `n` leads from version `n` to `n + 1`.
 const MIGRATIONS: &[&str] = &[include_str!("schema.sql")];
@@ -37,15 +39,35 @@ impl DbError {
         matches!(self, DbError::Sqlite(error)
             if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull))
     }
+}
 
-    pub(crate) fn code(&self) -> proto::error::Code {
-        if self.is_full() { proto::error::Code::NoSpace } else { proto::error::Code::StateBad }
+impl Coded for DbError {
+    fn code(&self) -> Code {
+        if self.is_full() {
+            return Code::NoSpace;
+        }
+        let DbError::Sqlite(error) = self else { return Code::StateBad };
+        let busy = [Some(ErrorCode::DatabaseBusy), Some(ErrorCode::DatabaseLocked)];
+        if busy.contains(&error.sqlite_error_code()) { Code::StateBusy } else { Code::StateBad }
+    }
+    fn hint(&self) -> Option<String> {
+        let code = self.code();
+        if code == Code::NoSpace {
+            return Some("make room, then run it again: nothing was recorded".into());
+        }
+        (code == Code::StateBusy).then(|| "another program holds the state database: end it".into())
     }
 }
 
-/// The one connection that writes. Reads go through it too: they are short.
+/// The most idle readers that are kept.
+const READERS_MAX: usize = 4;
+
+/// The one connection that writes; short reads go through it too. Long reads have connections of their own, which
+/// neither wait for the writer nor hold it up.
 pub(crate) struct Db {
+    path: PathBuf,
     conn: Mutex<Connection>,
+    readers: Mutex<Vec<Connection>>,
 }
 
 impl Db {
@@ -59,7 +81,27 @@ impl Db {
         conn.pragma_update(None, "cache_size", -32_000)?;
         conn.set_prepared_statement_cache_capacity(64);
         migrate(&mut conn)?;
-        Ok(Self { conn: Mutex::new(conn) })
+        Ok(Self { path: path.to_owned(), conn: Mutex::new(conn), readers: Mutex::new(Vec::new()) })
+    }
+
+    /// A connection that only reads, in one transaction: it sees all that is committed at its first read, and nothing
+    /// that is committed later. It goes back to the pool when it is dropped.
+    pub(crate) fn reader(&self) -> Result<Reader<'_>, DbError> {
+        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let conn = idle.map_or_else(|| self.private_reader(), Ok)?;
+        conn.execute_batch("BEGIN")?;
+        Ok(Reader { db: self, conn: Some(conn) })
+    }
+
+    /// A connection that only reads and that the caller may confine further.
+    pub(crate) fn private_reader(&self) -> Result<Connection, DbError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let conn = Connection::open_with_flags(&self.path, flags)?;
+        conn.busy_timeout(BUSY_MAX)?;
+        conn.pragma_update(None, "query_only", true)?;
+        conn.pragma_update(None, "cache_size", -16_000)?;
+        conn.set_prepared_statement_cache_capacity(64);
+        Ok(conn)
     }
 
     /// The connection, for reads outside a transaction.
@@ -78,6 +120,33 @@ impl Db {
         let out = work(&tx)?;
         tx.commit().map_err(DbError::from)?;
         Ok(out)
+    }
+}
+
+/// A connection from the pool.
+pub(crate) struct Reader<'a> {
+    db: &'a Db,
+    conn: Option<Connection>,
+}
+
+impl Deref for Reader<'_> {
+    type Target = Connection;
+    fn deref(&self) -> &Connection {
+        #[expect(clippy::expect_used, reason = "only drop takes it")]
+        self.conn.as_ref().expect("a reader holds its connection until it is dropped")
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        let ended = self.conn.as_ref().is_some_and(|conn| conn.execute_batch("ROLLBACK").is_ok());
+        if !ended {
+            return;
+        }
+        let mut readers = self.db.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        if readers.len() < READERS_MAX {
+            readers.extend(self.conn.take());
+        }
     }
 }
 

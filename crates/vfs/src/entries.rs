@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use proto::ids::LayerId;
+use proto::ids::{BranchId, LayerId};
 use proto::path::TreePath;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
@@ -155,8 +155,8 @@ const COLUMNS: &str = "path, kind, class, mode, size, hash, kept, ctime, mtime, 
 
 /// What `layer` itself says of `path`.
 pub(crate) fn get(conn: &Connection, layer: &LayerId, path: &TreePath) -> Result<Option<Entry>, DbError> {
-    let sql = format!("SELECT {COLUMNS} FROM entries WHERE layer = ?1 AND path = ?2");
-    let mut statement = conn.prepare_cached(&sql)?;
+    const GET: &str = "SELECT path, kind, class, mode, size, hash, kept, ctime, mtime, ino FROM entries WHERE layer = ?1 AND path = ?2";
+    let mut statement = conn.prepare_cached(GET)?;
     let mut rows = statement.query(params![layer.as_str(), path.as_bytes()])?;
     rows.next()?.map(|row| read(row).map(|(_, entry)| entry)).transpose()
 }
@@ -179,10 +179,10 @@ pub(crate) fn lookup(
 
 /// Replaces what `layer` says of `path`.
 pub(crate) fn put(conn: &Connection, layer: &LayerId, path: &TreePath, entry: &Entry) -> Result<(), DbError> {
-    let sql = format!(
-        "INSERT OR REPLACE INTO entries (layer, {COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)"
-    );
-    conn.prepare_cached(&sql)?.execute(params![
+    const PUT: &str =
+        "INSERT OR REPLACE INTO entries (layer, path, kind, class, mode, size, hash, kept, ctime, mtime, ino)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
+    conn.prepare_cached(PUT)?.execute(params![
         layer.as_str(),
         path.as_bytes(),
         entry.kind.letter(),
@@ -202,6 +202,14 @@ pub(crate) fn put(conn: &Connection, layer: &LayerId, path: &TreePath, entry: &E
 pub(crate) fn forget(conn: &Connection, layer: &LayerId, path: &TreePath) -> Result<(), DbError> {
     conn.prepare_cached("DELETE FROM entries WHERE layer = ?1 AND path = ?2")?
         .execute(params![layer.as_str(), path.as_bytes()])?;
+    Ok(())
+}
+
+/// Makes `to`, of which nothing is said yet, say all that `from` says.
+pub(crate) fn copy_layer(conn: &Connection, from: &LayerId, to: &LayerId) -> Result<(), DbError> {
+    let sql =
+        format!("INSERT INTO entries (layer, {COLUMNS}) SELECT ?2, {COLUMNS} FROM entries WHERE layer = ?1");
+    conn.prepare_cached(&sql)?.execute([from.as_str(), to.as_str()])?;
     Ok(())
 }
 
@@ -242,6 +250,47 @@ pub(crate) fn merged(
         }
     }
     Ok(out)
+}
+
+/// Calls `each` for all that lies at a path as seen from the top of `chain`, by path, without holding it all.
+pub(crate) fn each_merged(
+    conn: &Connection,
+    chain: &[LayerId],
+    mut each: impl FnMut(&TreePath, &Entry),
+) -> Result<(), DbError> {
+    let sql = format!("SELECT {COLUMNS} FROM entries WHERE layer = ?1 ORDER BY path");
+    let mut statements = chain.iter().map(|_| conn.prepare_cached(&sql)).collect::<Result<Vec<_>, _>>()?;
+    let mut layers = Vec::with_capacity(chain.len());
+    for (statement, layer) in statements.iter_mut().zip(chain) {
+        let mut rows = statement.query([layer.as_str()])?;
+        let next = rows.next()?.map(read).transpose()?;
+        layers.push((rows, next));
+    }
+    // The topmost layer of those that say something of the least path decides.
+    while let Some(path) = layers.iter().filter_map(|(_, next)| next.as_ref()).map(|(path, _)| path).min() {
+        let path = path.clone();
+        let mut said = false;
+        for (rows, next) in &mut layers {
+            if next.as_ref().is_none_or(|(at, _)| *at != path) {
+                continue;
+            }
+            let row = rows.next()?.map(read).transpose()?;
+            if let Some((_, entry)) = std::mem::replace(next, row)
+                && !std::mem::replace(&mut said, true)
+                && entry.kind != Kind::Whiteout
+            {
+                each(&path, &entry);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The last audit sequence number of a branch, 0 if it has none.
+pub(crate) fn last_seq(conn: &Connection, branch: &BranchId) -> Result<u64, DbError> {
+    let mut statement = conn.prepare_cached("SELECT max(seq) FROM audit WHERE branch = ?1")?;
+    let seq: Option<i64> = statement.query_row([branch.as_str()], |row| row.get(0))?;
+    Ok(seq.unwrap_or_default().cast_unsigned())
 }
 
 /// The half-open range of the paths strictly below `dir`: `dir/` up to `dir0` (`0` follows `/`).

@@ -49,6 +49,16 @@ impl Layout {
     pub(crate) fn tmp(&self) -> PathBuf {
         self.root.join("tmp")
     }
+    /// Where mounts are attached that the kernel can't handle detached.
+    pub(crate) fn mounts(&self) -> PathBuf {
+        self.root.join("mnt")
+    }
+    pub(crate) fn layers(&self) -> PathBuf {
+        self.root.join("layers")
+    }
+    pub(crate) fn branches(&self) -> PathBuf {
+        self.root.join("branches")
+    }
     pub(crate) fn mirrors(&self) -> PathBuf {
         self.root.join("mirrors")
     }

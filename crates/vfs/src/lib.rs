@@ -3,17 +3,52 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
+mod base;
+mod beneath;
 mod blobs;
+mod branch;
 mod clock;
+mod content;
 mod db;
+mod diff;
+mod engine;
 mod entries;
+mod export;
+mod fork;
+pub mod git;
+mod gitref;
+mod hashing;
+mod history;
+mod key;
 mod layout;
+mod live;
+mod recover;
+mod rules;
+mod scan;
+mod sql;
 mod store;
 mod tree;
+mod walk;
+#[cfg(test)]
+mod world;
 
+pub use audit::{Actor, AuditCheck, AuditFilter, KeyError, LOG_ROWS_MAX};
+pub use base::{BaseError, DirSource, FreezeError, GcError, GcReport, GitSource};
+pub use beneath::{BeneathError, FileKind, FileStat};
 pub use blobs::BlobError;
+pub use branch::{BranchAtError, BranchError, CreateError, DropError, ForkBusy, MountError, NameError};
 pub use clock::{Clock, SystemClock};
+pub use content::{Content, ContentError};
 pub use db::DbError;
+pub use diff::{DiffError, DiffFormat};
+pub use engine::Root;
 pub use entries::{Class, Entry, Kind, StatId};
+pub use export::{ExportError, ExportReport, ExportTarget, GitRef};
+pub use fork::ForkError;
+pub use history::{AtError, HistoryError};
+pub use recover::{RecoverError, RecoveryReport};
+pub use scan::{ScanError, ScanReport, Writers};
+pub use sql::{SqlError, SqlTable};
 pub use store::{EngineChoice, OpenError, Store, StoreOptions};
 pub use tree::TreeHasher;

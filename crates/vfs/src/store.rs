@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use proto::error::{Code, Coded};
 
+use crate::audit::KeyError;
 use crate::blobs::Blobs;
 use crate::clock::Clock;
 use crate::db::{Db, DbError};
+use crate::key::AuditKey;
 use crate::layout::Layout;
 
 /// Which engine new branches get.
@@ -61,6 +63,22 @@ pub enum OpenError {
         /// Why.
         source: DbError,
     },
+    /// Its audit can't be continued.
+    #[error("can't continue the audit in {}", dir.display())]
+    Audit {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        source: KeyError,
+    },
+    /// What an earlier runner left can't be put in order.
+    #[error("can't recover the state directory {}", dir.display())]
+    Recover {
+        /// The directory.
+        dir: PathBuf,
+        /// Why.
+        source: crate::recover::RecoverError,
+    },
 }
 
 impl Coded for OpenError {
@@ -69,7 +87,11 @@ impl Coded for OpenError {
             OpenError::Busy { .. } => Code::StateBusy,
             OpenError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
             OpenError::Io { .. } => Code::HostBroken,
-            OpenError::Db { source, .. } => source.code(),
+            OpenError::Db { source, .. } | OpenError::Audit { source: KeyError::Db(source), .. } => {
+                source.code()
+            }
+            OpenError::Audit { .. } => Code::StateBad,
+            OpenError::Recover { source, .. } => source.code(),
         }
     }
     fn hint(&self) -> Option<String> {
@@ -77,6 +99,8 @@ impl Coded for OpenError {
             OpenError::Busy { .. } => "stop that runner, or give this one its own --state-dir".into(),
             OpenError::Io { .. } => "choose another directory with --state-dir or TENDON_STATE_DIR".into(),
             OpenError::Db { source: DbError::Newer { .. }, .. } => "use the newer tendon".into(),
+            OpenError::Audit { .. } => "put `audit.key` back from a copy, or choose another directory".into(),
+            OpenError::Recover { source, .. } => return source.hint(),
             OpenError::Db { .. } => {
                 "the directory may be damaged: keep a copy of it, then choose another".into()
             }
@@ -95,6 +119,11 @@ pub(crate) struct Inner {
     pub(crate) options: StoreOptions,
     pub(crate) db: Db,
     pub(crate) blobs: Blobs,
+    pub(crate) key: AuditKey,
+    pub(crate) leases: crate::base::Leases,
+    pub(crate) capture: crate::scan::Shared,
+    /// Dropped before the lock: what it still removes belongs to this store.
+    pub(crate) live: crate::live::Live,
     /// Held, not read: the kernel lets go of the lock when the runner dies.
     _lock: File,
 }
@@ -107,8 +136,17 @@ impl Store {
         let lock = lock(&layout, dir)?;
         empty(&layout.tmp()).map_err(io_error)?;
         let db = Db::open(&layout.db()).map_err(|source| OpenError::Db { dir: dir.to_owned(), source })?;
+        let key = crate::audit::open_key(&db, &layout.audit_key())
+            .map_err(|source| OpenError::Audit { dir: dir.to_owned(), source })?;
         let blobs = Blobs::new(layout.blobs());
-        Ok(Self { inner: Arc::new(Inner { layout, options, db, blobs, _lock: lock }) })
+        blobs.settle().map_err(io_error)?;
+        let leases = crate::base::Leases::default();
+        let capture = crate::scan::Shared::default();
+        let live = crate::live::Live::default();
+        let inner = Inner { layout, options, db, blobs, key, leases, capture, live, _lock: lock };
+        let store = Self { inner: Arc::new(inner) };
+        store.recover().map_err(|source| OpenError::Recover { dir: dir.to_owned(), source })?;
+        Ok(store)
     }
 
     /// The state directory.
@@ -150,7 +188,7 @@ fn empty(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            std::fs::remove_dir_all(entry.path())?;
+            crate::base::remove_tree(&entry.path())?;
         } else {
             std::fs::remove_file(entry.path())?;
         }

@@ -1,0 +1,202 @@
+//! Which files of a directory are frozen: those that git tracks or would track, or all of them.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use proto::path::TreePath;
+use rustix::fs::{Dir, FileType};
+
+use super::copy::{is_gone, open_dir};
+use super::dotgit::{Head, copy_state, write_bare_minimum};
+use super::repo::{Repo, is_plain_file};
+use super::{FreezeError, shown};
+use crate::git::{Git, user_excludes};
+
+/// Submodules in submodules, and so on.
+const NESTED_MAX: usize = 16;
+
+/// The files of a source, as paths below its top.
+#[derive(Default)]
+pub(super) struct List {
+    pub(super) paths: BTreeSet<TreePath>,
+    /// Repositories within, whose files are taken and whose history is not.
+    pub(super) nested: Vec<String>,
+}
+
+/// All files, symlinks and directories below `root`; `.git` is passed over, and so is `except`.
+pub(super) fn everything(root: BorrowedFd<'_>, except: Option<&TreePath>) -> Result<List, FreezeError> {
+    let mut out = List::default();
+    let mut todo: Vec<Option<TreePath>> = vec![None];
+    while let Some(dir) = todo.pop() {
+        let name = || dir.as_ref().map_or_else(|| ".".to_owned(), ToString::to_string);
+        let fail = |error: rustix::io::Errno| FreezeError::Read { path: name(), source: error.into() };
+        let fd = match open_dir(root, dir.as_ref()) {
+            Err(error) if is_gone(error) && dir.is_some() => continue,
+            opened => opened.map_err(fail)?,
+        };
+        for entry in Dir::new(fd).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let bytes = entry.file_name().to_bytes();
+            if matches!(bytes, b"." | b"..") {
+                continue;
+            }
+            if bytes == b".git" {
+                out.nested.extend(dir.as_ref().map(ToString::to_string));
+                continue;
+            }
+            let path = match &dir {
+                Some(dir) => dir.join(bytes)?,
+                None => TreePath::new(bytes)?,
+            };
+            if except == Some(&path) {
+                continue;
+            }
+            if is_dir(root, &path, entry.file_type()) {
+                todo.push(Some(path.clone()));
+            }
+            out.paths.insert(path);
+        }
+    }
+    Ok(out)
+}
+
+fn is_dir(root: BorrowedFd<'_>, path: &TreePath, kind: FileType) -> bool {
+    match kind {
+        FileType::Directory => true,
+        FileType::Unknown => open_dir(root, Some(path)).is_ok(),
+        FileType::RegularFile
+        | FileType::Symlink
+        | FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice => false,
+    }
+}
+
+/// What git tracks in the work tree `top`, and what it doesn't track and doesn't ignore. The git directory is `git_dir`,
+/// one of ours with the user's index: the user's own repository configuration is not read.
+///
+/// Ignored is what `.gitignore` files, `info/exclude` and the user's own global excludes file say.
+pub(super) fn not_ignored(
+    root: BorrowedFd<'_>,
+    top: &Path,
+    git_dir: &Path,
+    scratch: &Path,
+) -> Result<List, FreezeError> {
+    let mut out = List::default();
+    let mut walk = Nested { root, top, scratch, count: 0, out: &mut out };
+    walk.repo(None, git_dir, 0)?;
+    Ok(out)
+}
+
+struct Nested<'a> {
+    root: BorrowedFd<'a>,
+    top: &'a Path,
+    scratch: &'a Path,
+    count: usize,
+    out: &'a mut List,
+}
+
+impl Nested<'_> {
+    /// Adds the files of the repository at `dir`, and those of the repositories within.
+    fn repo(&mut self, dir: Option<&TreePath>, git_dir: &Path, depth: usize) -> Result<(), FreezeError> {
+        let work_tree = dir.map_or_else(|| self.top.to_owned(), |dir| self.top.join(dir.as_path()));
+        let git = git_for(git_dir, &work_tree);
+        let mut nested = Vec::new();
+        let staged = git.run(&["ls-files", "-z", "--stage"])?;
+        for line in staged.split(|b| *b == 0).filter(|line| !line.is_empty()) {
+            let Some(name) = line.splitn(2, |b| *b == b'\t').nth(1) else { continue };
+            let path = below(dir, name)?;
+            if line.starts_with(b"160000 ") {
+                nested.push(path);
+            } else {
+                self.out.paths.insert(path);
+            }
+        }
+        let closed = RefCell::new(None);
+        let hear = |line: &str| {
+            if let Some((_, name)) = line.split_once("could not open directory '") {
+                closed.borrow_mut().get_or_insert_with(|| name.split('\'').next().unwrap_or(name).to_owned());
+            }
+        };
+        let others = git.run_with(&["ls-files", "-z", "--others", "--exclude-standard"], &[], &hear)?;
+        if let Some(name) = closed.into_inner() {
+            let source = std::io::ErrorKind::PermissionDenied.into();
+            return Err(FreezeError::Read { path: shown(&work_tree.join(name)), source });
+        }
+        for name in others.split(|b| *b == 0).filter(|name| !name.is_empty()) {
+            match name.strip_suffix(b"/") {
+                Some(name) => nested.push(below(dir, name)?),
+                None => {
+                    self.out.paths.insert(below(dir, name)?);
+                }
+            }
+        }
+        for path in nested {
+            self.nested(path, depth + 1)?;
+        }
+        Ok(())
+    }
+
+    fn nested(&mut self, path: TreePath, depth: usize) -> Result<(), FreezeError> {
+        self.out.paths.insert(path.clone());
+        // A submodule that is not checked out is an empty directory; a link is not entered.
+        if open_dir(self.root, Some(&path)).is_err() {
+            return Ok(());
+        }
+        let at = self.top.join(path.as_path());
+        let Some(repo) = Repo::at(&at).filter(|_| depth <= NESTED_MAX) else { return Ok(()) };
+        self.count += 1;
+        let git_dir = scratch_repo(&self.scratch.join(format!("nested-{}", self.count)), &repo)?;
+        self.out.nested.push(path.to_string());
+        self.repo(Some(&path), &git_dir, depth)
+    }
+}
+
+/// A git directory of ours that knows what `repo` tracks and excludes, and has no history.
+pub(super) fn scratch_repo(git_dir: &Path, repo: &Repo) -> Result<PathBuf, FreezeError> {
+    let settings = if repo.refused.is_none() { repo.settings() } else { Vec::new() };
+    let head = Head::Branch("refs/heads/main".into());
+    write_bare_minimum(git_dir, &head, &settings).map_err(FreezeError::Store)?;
+    if repo.refused.is_none() {
+        take_index(repo, git_dir)?;
+    }
+    Ok(git_dir.to_owned())
+}
+
+/// Copies the user's index, with what it is split into, and the exclude file.
+pub(super) fn take_index(repo: &Repo, git_dir: &Path) -> Result<(), FreezeError> {
+    let take = || -> std::io::Result<()> {
+        for entry in std::fs::read_dir(&repo.git_dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let is_index = name == "index" || name.as_bytes().starts_with(b"sharedindex.");
+            if is_index && is_plain_file(&entry.path()) {
+                std::fs::copy(entry.path(), git_dir.join(name))?;
+            }
+        }
+        Ok(())
+    };
+    take().map_err(|source| FreezeError::Read { path: shown(&repo.git_dir), source })?;
+    copy_state(&repo.git_dir, &repo.common, git_dir).map_err(FreezeError::Store)
+}
+
+/// git with a git directory of ours and the user's work tree.
+pub(super) fn git_for(git_dir: &Path, work_tree: &Path) -> Git {
+    let git = Git::at(git_dir).work_tree(work_tree);
+    match user_excludes() {
+        Some(file) => git.config("core.excludesFile", file),
+        None => git,
+    }
+}
+
+fn below(dir: Option<&TreePath>, name: &[u8]) -> Result<TreePath, FreezeError> {
+    Ok(match dir {
+        Some(dir) => TreePath::new([dir.as_bytes(), b"/", name].concat())?,
+        None => TreePath::new(OsStr::from_bytes(name).as_bytes())?,
+    })
+}

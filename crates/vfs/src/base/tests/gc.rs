@@ -1,0 +1,120 @@
+//! Removal of bases and mirrors.
+
+use proto::error::{Code, Coded};
+use rusqlite::params;
+use testkit::{GitRepo, Need, have};
+
+use super::*;
+
+fn count(dir: &Path) -> usize {
+    std::fs::read_dir(dir).unwrap().count()
+}
+
+/// The rows of a branch on the base, as creating one makes them.
+fn add_branch(f: &Fixture, base: &BaseInfo, id: &str, dropped: bool) {
+    let now = i64::try_from(f.clock.now_ms()).unwrap();
+    let conn = f.store.inner.db.read();
+    let layer = id.replace("br-", "ly-");
+    conn.execute(
+        "INSERT INTO layers VALUES (?1, ?2, ?3, 1, 'open', 'overlay', ?4)",
+        params![layer, f_layer(&conn, base), base.id.as_str(), now],
+    )
+    .unwrap();
+    conn.execute(
+        "INSERT INTO branches VALUES (?1, NULL, ?2, ?3, NULL, NULL, 'overlay', ?4, ?5)",
+        params![id, base.id.as_str(), layer, now, dropped.then_some(now)],
+    )
+    .unwrap();
+}
+
+fn f_layer(conn: &rusqlite::Connection, base: &BaseInfo) -> String {
+    conn.query_row("SELECT layer FROM bases WHERE id = ?1", [base.id.as_str()], |r| r.get(0)).unwrap()
+}
+
+#[test]
+fn what_no_branch_stands_on_is_removed() {
+    let f = Fixture::new();
+    let repo = GitRepo::new();
+    repo.file("a", "a").commit("one");
+    let git = f.git(repo.path(), "HEAD").unwrap();
+    let used = f.store.freeze_files(&[inline("a", "1")]).unwrap();
+    let dropped = f.store.freeze_files(&[inline("b", "1")]).unwrap();
+    add_branch(&f, &used, "br-0123456789abcdef", false);
+    add_branch(&f, &dropped, "br-0123456789abcdeg", true);
+    assert_eq!(f.store.base(&used.id).unwrap().branches, 1);
+    let report = f.store.base_gc().unwrap();
+    assert_eq!(report.removed, std::slice::from_ref(&dropped.id), "the other one was handed out just now");
+    f.clock.0.fetch_add(60_000, Ordering::Relaxed);
+    let mirrors = f.state.path().join("mirrors");
+    assert_eq!(std::fs::read_dir(&mirrors).unwrap().flatten().filter(|e| e.path().is_dir()).count(), 1);
+    let report = f.store.base_gc().unwrap();
+    assert_eq!(report.removed, std::slice::from_ref(&git.id));
+    assert!(report.bytes > 0);
+    assert_eq!(std::fs::read_dir(&mirrors).unwrap().flatten().filter(|e| e.path().is_dir()).count(), 0);
+    assert_eq!(count(&f.state.path().join("bases")), 1);
+    assert_eq!(f.store.bases().unwrap().len(), 1);
+    assert!(f.tree(&used).join("a").exists());
+    assert!(f.store.base(&git.id).is_err());
+    assert!(f.entries(&used).len() == 1);
+    assert_eq!(f.git(repo.path(), "HEAD").unwrap().tree, git.tree);
+}
+
+#[test]
+fn what_a_crash_left_is_swept() {
+    let f = Fixture::new();
+    let repo = GitRepo::new();
+    repo.file("a", "a").commit("one");
+    let base = f.git(repo.path(), "HEAD").unwrap();
+    let stray = f.state.path().join("bases/ly-0000000000000000");
+    std::fs::create_dir_all(stray.join("deep")).unwrap();
+    let mirror = std::fs::read_dir(f.state.path().join("mirrors")).unwrap().flatten();
+    let mirror = mirror.map(|e| e.path()).find(|path| path.is_dir()).unwrap();
+    std::fs::write(mirror.join("packed-refs.lock"), "").unwrap();
+    std::fs::write(mirror.join("HEAD.lock"), "").unwrap();
+    let tmp = f.state.path().join("tmp/base-x/tree/closed");
+    std::fs::create_dir_all(&tmp).unwrap();
+    let Fixture { state, store, .. } = f;
+    drop(store);
+    let (store, clock) = open(state.path());
+    store.sweep_bases().unwrap();
+    assert!(!stray.exists() && !tmp.exists());
+    let f = Fixture { state, store, clock };
+    assert!(f.tree(&base).join("a").exists());
+    repo.file("b", "b").commit("two");
+    assert_eq!(f.git(repo.path(), "HEAD").unwrap().files, 2);
+}
+
+#[test]
+fn a_full_disk_is_told_and_leaves_nothing() {
+    if !have(Need::Root) {
+        return;
+    }
+    testkit::private_mounts("base::tests::gc::a_full_disk_is_told_and_leaves_nothing", || {
+        let state = temp_dir("full");
+        let mut mount = testkit::process::command("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=3m", "tmpfs"]).arg(state.path());
+        testkit::process::run(&mut mount);
+        let (store, clock) = open(state.path());
+        let f = Fixture { state, store, clock };
+        // Content that can't be compressed: BLAKE3's own output.
+        let mut noise = vec![0; 4 << 20];
+        blake3::Hasher::new().finalize_xof().fill(&mut noise);
+        let repo = GitRepo::new();
+        repo.file("noise", &noise).commit("one");
+        let plain = temp_dir("plain");
+        std::fs::write(plain.path().join("noise"), &noise).unwrap();
+        let files = [InlineFile { content: JsonBytes::new(&noise), ..inline("noise", "") }];
+        for (what, result) in [
+            ("git", f.git(repo.path(), "HEAD")),
+            ("repository", f.try_dir(repo.path(), false)),
+            ("directory", f.try_dir(plain.path(), false)),
+            ("files", f.store.freeze_files(&files)),
+        ] {
+            let error = result.expect_err(what);
+            assert_eq!(error.code(), Code::NoSpace, "{what}: {error:?}");
+        }
+        assert!(f.store.bases().unwrap().is_empty());
+        assert_eq!((count(&f.state.path().join("bases")), count(&f.state.path().join("tmp"))), (0, 0));
+        assert_eq!(f.store.freeze_files(&[inline("a", "1")]).unwrap().files, 1);
+    });
+}

@@ -1,0 +1,222 @@
+//! Repositories that were written to run something, or to get at something, when they are frozen.
+
+use std::fmt::Write as _;
+
+use proto::error::{Code, Coded};
+use testkit::{GitRepo, Need, have};
+
+use super::*;
+
+/// A repository whose configuration names a command wherever git takes one. Each leaves a file in `markers`.
+fn trapped(markers: &Path) -> GitRepo {
+    let repo = GitRepo::new();
+    repo.file("a.txt", "alpha").file(".gitattributes", "* filter=trap diff=trap merge=trap\n").commit("one");
+    repo.git(&["branch", "other"]);
+    let trap = |name: &str| format!("touch {}/{name} #", markers.display());
+    let hooks = repo.path().join("hooks");
+    for name in
+        ["post-checkout", "post-index-change", "reference-transaction", "pre-auto-gc", "fsmonitor-watchman"]
+    {
+        let path = hooks.join(name);
+        testkit::fixtures::write(&path, format!("#!/bin/sh\n{}\n", trap(&format!("hook-{name}"))));
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let mut config = String::new();
+    for (section, key) in [
+        ("core", "fsmonitor"),
+        ("core", "sshCommand"),
+        ("core", "pager"),
+        ("core", "editor"),
+        ("core", "askPass"),
+        ("core", "gitProxy"),
+        ("core", "alternateRefsCommand"),
+        ("filter \"trap\"", "clean"),
+        ("filter \"trap\"", "smudge"),
+        ("filter \"trap\"", "process"),
+        ("diff", "external"),
+        ("diff \"trap\"", "command"),
+        ("diff \"trap\"", "textconv"),
+        ("merge \"trap\"", "driver"),
+        ("credential", "helper"),
+        ("uploadpack", "packObjectsHook"),
+        ("gpg", "program"),
+        ("submodule \"x\"", "update"),
+        ("remote \"origin\"", "uploadpack"),
+        ("remote \"source\"", "uploadpack"),
+    ] {
+        let name = format!("{section}-{key}").replace([' ', '"'], "");
+        writeln!(config, "[{section}]\n\t{key} = \"{}\"", trap(&name)).unwrap();
+    }
+    for alias in ["ls-files", "upload-pack", "fetch", "status", "config"] {
+        writeln!(config, "[alias]\n\t{alias} = \"!{}\"", trap(&format!("alias-{alias}"))).unwrap();
+    }
+    writeln!(config, "[filter \"trap\"]\n\trequired = true\n[protocol]\n\tallow = always").unwrap();
+    writeln!(config, "[remote \"origin\"]\n\turl = \"ext::{}\"", trap("ext")).unwrap();
+    writeln!(config, "[core]\n\thooksPath = \"{}\"", hooks.display()).unwrap();
+    testkit::fixtures::write(&repo.path().join("more.config"), &config);
+    std::fs::write(repo.path().join(".git/config"), format!("[include]\n\tpath = ../more.config\n{config}"))
+        .unwrap();
+    repo
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn no_command_of_a_hostile_repository_runs() {
+    if !have(Need::Git) {
+        return;
+    }
+    let markers = temp_dir("markers");
+    std::fs::set_permissions(markers.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let repo = trapped(markers.path());
+    // The traps work: git alone walks into some.
+    std::fs::write(repo.path().join("a.txt"), "ALPHA").unwrap();
+    let _ = testkit::fixtures::git(repo.path()).args(["status"]).output().unwrap();
+    let _ = testkit::fixtures::git(repo.path()).args(["add", "a.txt"]).output().unwrap();
+    let sprung = names(markers.path());
+    assert!(sprung.iter().any(|name| name == "core-fsmonitor"), "{sprung:?}");
+    assert!(sprung.iter().any(|name| name.starts_with("filter")), "{sprung:?}");
+    for name in sprung {
+        std::fs::remove_file(markers.path().join(name)).unwrap();
+    }
+    let f = Fixture::new();
+    for rev in ["main", "other", "HEAD"] {
+        f.git(repo.path(), rev).unwrap();
+    }
+    let base = f.dir(repo.path());
+    assert_eq!(base.warnings, Vec::<String>::new());
+    std::fs::write(repo.path().join("a.txt"), "beta").unwrap();
+    f.try_dir(repo.path(), true).unwrap();
+    f.try_dir(&repo.path().join("hooks"), false).unwrap();
+    // As a submodule of another one.
+    let outer = GitRepo::new();
+    outer.file("x", "x").commit("outer");
+    std::fs::rename(repo.path(), outer.path().join("inner")).unwrap();
+    let nested = f.dir(outer.path());
+    assert!(f.files(&nested).contains(&"inner/a.txt".to_owned()), "{:?}", f.files(&nested));
+    std::fs::rename(outer.path().join("inner"), repo.path()).unwrap();
+    assert_eq!(names(markers.path()), Vec::<String>::new());
+    // And nothing of it is in the base's own repository.
+    let config = std::fs::read_to_string(f.tree(&base).join(".git/config")).unwrap();
+    assert!(!config.contains("touch"), "{config}");
+    assert!(!f.tree(&base).join(".git/hooks").exists());
+}
+
+#[test]
+fn a_missing_object_is_not_fetched_by_the_repositorys_own_means() {
+    let markers = temp_dir("markers");
+    let repo = trapped(markers.path());
+    let blob = repo.git(&["-c", "core.fsmonitor=false", "rev-parse", "HEAD:a.txt"]);
+    let config = repo.path().join(".git/config");
+    let mut text = std::fs::read_to_string(&config).unwrap();
+    text += "[core]\n\trepositoryformatversion = 1\n[extensions]\n\tpartialClone = origin\n";
+    text += "[remote \"origin\"]\n\tpromisor = true\n";
+    std::fs::write(&config, text).unwrap();
+    std::fs::remove_file(repo.path().join(".git/objects").join(&blob[..2]).join(&blob[2..])).unwrap();
+    // The trap works: git alone runs the remote's command to get the object.
+    let _ = testkit::fixtures::git(repo.path()).args(["cat-file", "-p", &blob]).output().unwrap();
+    assert_eq!(names(markers.path()), ["ext"]);
+    std::fs::remove_file(markers.path().join("ext")).unwrap();
+    let f = Fixture::new();
+    let error = f.git(repo.path(), "main").unwrap_err();
+    assert!(matches!(error, FreezeError::Git(_)), "{error}");
+    let base = f.dir(repo.path());
+    assert!(base.warnings.iter().any(|w| w.contains("without git history")), "{:?}", base.warnings);
+    assert!(f.files(&base).contains(&"a.txt".to_owned()));
+    assert_eq!(names(markers.path()), Vec::<String>::new());
+}
+
+/// A repository of the user's that nobody named, with a file that must not get out.
+fn secret() -> GitRepo {
+    let repo = GitRepo::new();
+    repo.file("secret.txt", "the secret").file("deep/secret.txt", "the secret").commit("the secret commit");
+    repo
+}
+
+/// That the base of the directory has nothing of the secret, in files or objects, and says why.
+fn check_closed(f: &Fixture, dir: &Path, what: &str) {
+    let base = f.try_dir(dir, false).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(base.warnings.iter().any(|w| w.contains("without git history")), "{what}: {:?}", base.warnings);
+    assert_eq!(base.git_head, None, "{what}");
+    assert!(!f.tree(&base).join(".git").exists(), "{what}");
+    assert!(f.files(&base).iter().all(|path| !path.contains("secret")), "{what}: {:?}", f.files(&base));
+    assert!(f.files(&base).contains(&"bait".to_owned()), "{what}");
+    let error = f.git(dir, "HEAD").unwrap_err();
+    assert_eq!(error.code(), Code::BadInput, "{what}: {error}");
+}
+
+#[test]
+fn a_git_directory_that_leads_elsewhere_is_not_followed() {
+    let f = Fixture::new();
+    let secret = secret();
+    let target = secret.path().join(".git");
+    let link = |from: &Path, to: &Path| std::os::unix::fs::symlink(from, to).unwrap();
+    let bait = |what: &str| {
+        let repo = GitRepo::new();
+        repo.file("bait", what).commit("bait");
+        repo
+    };
+
+    let repo = bait("gitfile");
+    std::fs::remove_dir_all(repo.path().join(".git")).unwrap();
+    std::fs::write(repo.path().join(".git"), format!("gitdir: {}\n", target.display())).unwrap();
+    check_closed(&f, repo.path(), "a .git file");
+
+    let repo = bait("link");
+    std::fs::remove_dir_all(repo.path().join(".git")).unwrap();
+    link(&target, &repo.path().join(".git"));
+    check_closed(&f, repo.path(), "a .git link");
+
+    let repo = bait("commondir");
+    std::fs::write(repo.path().join(".git/commondir"), target.to_str().unwrap()).unwrap();
+    check_closed(&f, repo.path(), "a commondir file");
+
+    let repo = bait("alternates");
+    let alternates = repo.path().join(".git/objects/info/alternates");
+    testkit::fixtures::write(&alternates, format!("{}\n", target.join("objects").display()));
+    check_closed(&f, repo.path(), "alternates");
+
+    for name in ["refs", "objects", "HEAD"] {
+        let repo = bait(name);
+        let own = repo.path().join(".git").join(name);
+        std::fs::rename(&own, repo.path().join("old")).unwrap();
+        std::fs::remove_dir_all(repo.path().join("old")).ok();
+        link(&target.join(name), &own);
+        check_closed(&f, repo.path(), name);
+    }
+    let repo = bait("ref");
+    link(&target.join("refs/heads"), &repo.path().join(".git/refs/heads/theirs"));
+    check_closed(&f, repo.path(), "a link among refs");
+}
+
+#[test]
+fn core_worktree_is_not_believed() {
+    let f = Fixture::new();
+    let secret = secret();
+    let repo = GitRepo::new();
+    repo.file("bait", "x").commit("bait");
+    let value = secret.path().to_str().unwrap().to_owned();
+    repo.git(&["config", "core.worktree", &value]);
+    let base = f.dir(repo.path());
+    assert_eq!(f.files(&base), ["bait"]);
+}
+
+#[test]
+fn links_and_index_entries_that_lead_outside_are_not_followed() {
+    let f = Fixture::new();
+    let secret = secret();
+    let repo = GitRepo::new();
+    repo.file("d/secret.txt", "mine").file("d/deep/secret.txt", "mine").file("bait", "x").commit("one");
+    std::fs::remove_dir_all(repo.path().join("d")).unwrap();
+    std::os::unix::fs::symlink(secret.path(), repo.path().join("d")).unwrap();
+    let base = f.dir(repo.path());
+    assert_eq!(f.files(&base), ["bait", "d"]);
+    assert!(f.tree(&base).join("d").symlink_metadata().unwrap().is_symlink());
+    let all = f.try_dir(repo.path(), true).unwrap();
+    assert_eq!(f.files(&all), ["bait", "d"]);
+}

@@ -1,0 +1,656 @@
+//! Branches: made, listed, found, mounted and dropped. What makes the files is the engine's; what is true is in the
+//! database. The order of every operation leaves, whenever the runner is killed, a state that `recover` repairs.
+
+use std::io;
+use std::sync::PoisonError;
+
+use proto::api::BranchInfo;
+use proto::error::{Code, Coded};
+use proto::ids::{BaseId, BranchId, IdError, LayerId};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+
+use crate::audit::{Actor, NewRow, append};
+use crate::db::DbError;
+use crate::engine::Root;
+use crate::history::AtError;
+use crate::scan::{Layers, ScanError, Writers};
+use crate::store::Store;
+
+/// The longest name of a branch.
+const NAME_BYTES_MAX: usize = 64;
+
+/// A name that a branch can't have.
+#[derive(Debug, thiserror::Error)]
+pub enum NameError {
+    /// It has a form that no name has.
+    #[error("a branch can't be called `{name}`: {reason}")]
+    Bad {
+        /// The name, cut.
+        name: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// Another branch has it.
+    #[error("a branch called `{0}` exists already")]
+    Taken(String),
+}
+
+impl NameError {
+    pub(crate) fn code(&self) -> Code {
+        match self {
+            NameError::Bad { .. } => Code::Usage,
+            NameError::Taken(_) => Code::Conflict,
+        }
+    }
+    pub(crate) fn hint(&self) -> Option<String> {
+        Some(match self {
+            NameError::Bad { .. } => {
+                format!("use up to {NAME_BYTES_MAX} of a-z A-Z 0-9 . _ - / and begin with a letter or digit")
+            }
+            NameError::Taken(_) => "choose another name, or drop that branch".into(),
+        })
+    }
+}
+
+/// A branch that was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// There is no such base.
+    #[error("there is no base {0}")]
+    NoBase(BaseId),
+    /// It can't have that name.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// The engine that was asked for does not work on this host.
+    #[error("overlays can't be mounted on this host: {0}")]
+    Engine(String),
+    /// Its directory can't be made.
+    #[error("can't make the directory of the branch")]
+    Io(#[from] io::Error),
+    /// The database failed.
+    #[error("can't record the branch")]
+    Db(#[from] DbError),
+}
+
+impl Coded for CreateError {
+    fn code(&self) -> Code {
+        match self {
+            CreateError::NoBase(_) => Code::NotFound,
+            CreateError::Name(error) => error.code(),
+            CreateError::Engine(_) => Code::Refused,
+            CreateError::Io(error) => io_code(error),
+            CreateError::Db(error) => error.code(),
+        }
+    }
+    fn hint(&self) -> Option<String> {
+        match self {
+            CreateError::NoBase(_) => Some("list them: tendon base list".into()),
+            CreateError::Name(error) => error.hint(),
+            CreateError::Engine(_) => Some("configure the engine as `auto` or `copy`".into()),
+            CreateError::Io(_) | CreateError::Db(_) => None,
+        }
+    }
+}
+
+pub(crate) fn io_code(error: &io::Error) -> Code {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Code::NoSpace,
+        _ => Code::HostBroken,
+    }
+}
+
+/// A branch that can't be shown or found.
+#[derive(Debug, thiserror::Error)]
+pub enum BranchError {
+    /// There is no such branch.
+    #[error("there is no branch `{0}`")]
+    NoBranch(String),
+    /// Its directory can't be read.
+    #[error("can't read the directory of the branch")]
+    Io(#[from] io::Error),
+    /// The database failed.
+    #[error("can't read the branches")]
+    Db(#[from] DbError),
+}
+
+impl Coded for BranchError {
+    fn code(&self) -> Code {
+        match self {
+            BranchError::NoBranch(_) => Code::NotFound,
+            BranchError::Io(error) => io_code(error),
+            BranchError::Db(error) => error.code(),
+        }
+    }
+    fn hint(&self) -> Option<String> {
+        matches!(self, BranchError::NoBranch(_)).then(|| "list them: tendon branch list".into())
+    }
+}
+
+/// A branch that can't be mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// There is no such branch.
+    #[error("there is no branch {0}")]
+    NoBranch(BranchId),
+    /// The engine failed.
+    #[error("can't mount the branch {branch}")]
+    Io {
+        /// Which branch.
+        branch: BranchId,
+        /// Why.
+        source: io::Error,
+    },
+    /// What a killed runner left on it can't be recorded.
+    #[error("can't recover the branch {branch}")]
+    Recover {
+        /// Which branch.
+        branch: BranchId,
+        /// Why.
+        source: Box<ScanError>,
+    },
+    /// The database failed.
+    #[error("can't find the layers of the branch")]
+    Db(#[from] DbError),
+}
+
+impl Coded for MountError {
+    fn code(&self) -> Code {
+        match self {
+            MountError::NoBranch(_) => Code::NotFound,
+            MountError::Io { source, .. } => io_code(source),
+            MountError::Recover { source, .. } => source.code(),
+            MountError::Db(error) => error.code(),
+        }
+    }
+    fn hint(&self) -> Option<String> {
+        match self {
+            MountError::Recover { source, .. } => source.hint(),
+            MountError::NoBranch(_) | MountError::Io { .. } | MountError::Db(_) => None,
+        }
+    }
+}
+
+/// A branch that was not dropped.
+#[derive(Debug, thiserror::Error)]
+pub enum DropError {
+    /// There is no such branch.
+    #[error("there is no branch {0}")]
+    NoBranch(BranchId),
+    /// Somebody uses it.
+    #[error("the branch {0} is in use")]
+    InUse(BranchId),
+    /// The database failed.
+    #[error("can't record that the branch is dropped")]
+    Db(#[from] DbError),
+}
+
+impl Coded for DropError {
+    fn code(&self) -> Code {
+        match self {
+            DropError::NoBranch(_) => Code::NotFound,
+            DropError::InUse(_) => Code::Conflict,
+            DropError::Db(error) => error.code(),
+        }
+    }
+    fn hint(&self) -> Option<String> {
+        matches!(self, DropError::InUse(_)).then(|| "end what runs on it first".into())
+    }
+}
+
+/// A branch that could not be made from a past state.
+#[derive(Debug, thiserror::Error)]
+pub enum BranchAtError {
+    /// The branch can't be made.
+    #[error("can't make a branch of that state")]
+    Create(#[from] CreateError),
+    /// The state can't be put back.
+    #[error("can't put that state back")]
+    At(#[from] AtError),
+    /// It can't be recorded.
+    #[error("can't record that state")]
+    Scan(#[from] ScanError),
+}
+
+impl Coded for BranchAtError {
+    fn code(&self) -> Code {
+        match self {
+            BranchAtError::Create(error) => error.code(),
+            BranchAtError::At(error) => error.code(),
+            BranchAtError::Scan(error) => error.code(),
+        }
+    }
+    fn hint(&self) -> Option<String> {
+        match self {
+            BranchAtError::Create(error) => error.hint(),
+            BranchAtError::At(error) => error.hint(),
+            BranchAtError::Scan(error) => error.hint(),
+        }
+    }
+}
+
+/// A branch that is to get its rows.
+pub(crate) struct NewBranch<'a> {
+    pub(crate) id: &'a BranchId,
+    pub(crate) name: Option<&'a str>,
+    pub(crate) base: &'a BaseId,
+    /// Its open layer, which has its row.
+    pub(crate) layer: &'a LayerId,
+    pub(crate) parent: Option<(&'a BranchId, u64)>,
+    pub(crate) engine: &'static str,
+    pub(crate) depth: u32,
+    /// `create` or `fork`, and the audit row's text.
+    pub(crate) op: &'static str,
+    pub(crate) detail: Option<&'a str>,
+    pub(crate) actor: &'a Actor,
+}
+
+impl Store {
+    /// Makes a branch of a base.
+    pub fn create_branch(
+        &self,
+        base: &BaseId,
+        name: Option<&str>,
+        actor: &Actor,
+    ) -> Result<BranchInfo, CreateError> {
+        check_name(name)?;
+        self.create_filled(base, name, actor, None, |_| Ok(()))
+    }
+
+    /// Makes a branch that holds what `branch`, which may have been dropped since, held when audit row `seq` was
+    /// written. What git ignores is not put back.
+    pub fn branch_at(
+        &self,
+        branch: &BranchId,
+        seq: u64,
+        name: Option<&str>,
+        actor: &Actor,
+    ) -> Result<BranchInfo, BranchAtError> {
+        check_name(name).map_err(CreateError::from)?;
+        let base = {
+            let conn = self.inner.db.read();
+            let sql = "SELECT base FROM branches WHERE id = ?1";
+            let found: Option<String> = conn
+                .query_row(sql, [branch.as_str()], |row| row.get(0))
+                .optional()
+                .map_err(|error| CreateError::Db(error.into()))?;
+            found.ok_or_else(|| AtError::History(crate::HistoryError::NoBranch(branch.clone())))?
+        };
+        let base = base.parse().map_err(|error| CreateError::Db(damaged(error)))?;
+        let detail = format!("{branch} at {seq}");
+        let fill = |root: &Root| self.restore(branch, seq, root.fd()).map_err(BranchAtError::from);
+        let info = self.create_filled(&base, name, actor, Some(&detail), fill)?;
+        match self.scan(&info.id, actor, None) {
+            Ok(_) => self.branch(&info.id).map_err(|error| match error {
+                BranchError::Db(error) => CreateError::Db(error).into(),
+                BranchError::Io(error) => CreateError::Io(error).into(),
+                BranchError::NoBranch(_) => ScanError::NoBranch(info.id.clone()).into(),
+            }),
+            Err(error) => {
+                // Not half of it: what can't be recorded is not made.
+                let _ = self.drop_branch(&info.id, actor);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Makes a branch and lets `fill` write to it before it is known to anybody. With `detail`, it is filled.
+    fn create_filled<E: From<CreateError>>(
+        &self,
+        base: &BaseId,
+        name: Option<&str>,
+        actor: &Actor,
+        detail: Option<&str>,
+        fill: impl FnOnce(&Root) -> Result<(), E>,
+    ) -> Result<BranchInfo, E> {
+        let engine = self.engines().chosen().map_err(|why| CreateError::Engine(why.to_owned()))?;
+        let below = base_layer(&self.inner.db.read(), base)?;
+        let id = BranchId::from_random(random().map_err(CreateError::from)?);
+        let layer = LayerId::from_random(random().map_err(CreateError::from)?);
+        let dir = self.inner.layout.branch(&id);
+        let make = || -> Result<BranchInfo, E> {
+            let lower = self.inner.layout.base(&below);
+            engine.create(&dir, &lower).map_err(CreateError::from)?;
+            self.inner.live.step("create: directory");
+            if detail.is_some() {
+                let mounted = engine.mount(&dir, &[lower]).map_err(CreateError::from)?;
+                fill(&Root(std::sync::Arc::new(mounted)))?;
+                self.inner.live.step("create: filled");
+            }
+            let new = NewBranch {
+                id: &id,
+                name,
+                base,
+                layer: &layer,
+                parent: None,
+                engine: engine.word(),
+                depth: 1,
+                op: "create",
+                detail,
+                actor,
+            };
+            let info = self.inner.db.write(|tx| -> Result<_, CreateError> {
+                // Again: it may have been collected meanwhile.
+                let parent = base_layer(tx, base)?;
+                self.insert_layer(tx, &layer, &parent, &new)?;
+                self.insert_branch(tx, &new)
+            })?;
+            Ok(info)
+        };
+        let made = make().inspect_err(|_| drop(crate::base::remove_tree(&dir)))?;
+        self.inner.live.step("create: recorded");
+        Ok(made)
+    }
+
+    pub(crate) fn insert_layer(
+        &self,
+        tx: &Transaction<'_>,
+        layer: &LayerId,
+        parent: &LayerId,
+        new: &NewBranch<'_>,
+    ) -> Result<(), DbError> {
+        let sql = "INSERT INTO layers (id, parent, base, depth, state, engine, created_ms)
+                   VALUES (?1, ?2, ?3, ?4, 'open', ?5, ?6)";
+        let now = self.inner.options.clock.now_ms().cast_signed();
+        tx.prepare_cached(sql)?.execute(params![
+            layer.as_str(),
+            parent.as_str(),
+            new.base.as_str(),
+            new.depth,
+            new.engine,
+            now
+        ])?;
+        Ok(())
+    }
+
+    /// Inserts the branch and its first audit row.
+    pub(crate) fn insert_branch(
+        &self,
+        tx: &Transaction<'_>,
+        new: &NewBranch<'_>,
+    ) -> Result<BranchInfo, CreateError> {
+        let taken = "SELECT 1 FROM branches WHERE name = ?1";
+        if let Some(name) = new.name
+            && tx.prepare_cached(taken).and_then(|mut s| s.exists([name])).map_err(DbError::from)?
+        {
+            return Err(NameError::Taken(name.to_owned()).into());
+        }
+        let now_ms = self.inner.options.clock.now_ms();
+        let insert = "INSERT INTO branches (id, name, base, layer, parent, parent_seq, engine, created_ms)
+                      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        let inserted = tx.prepare_cached(insert).and_then(|mut statement| {
+            statement.execute(params![
+                new.id.as_str(),
+                new.name,
+                new.base.as_str(),
+                new.layer.as_str(),
+                new.parent.map(|(parent, _)| parent.as_str()),
+                new.parent.map(|(_, seq)| seq.cast_signed()),
+                new.engine,
+                now_ms.cast_signed(),
+            ])
+        });
+        inserted.map_err(DbError::from)?;
+        let row = NewRow::event(new.id, new.actor, new.op, new.detail);
+        let audit_seq = append(tx, &self.inner.key, now_ms, &row)?;
+        Ok(BranchInfo {
+            id: new.id.clone(),
+            name: new.name.map(str::to_owned),
+            base: new.base.clone(),
+            parent: new.parent.map(|(parent, _)| parent.clone()),
+            engine: new.engine.to_owned(),
+            depth: new.depth - 1,
+            created_ms: now_ms,
+            audit_seq,
+        })
+    }
+
+    /// All branches, oldest first.
+    pub fn branches(&self) -> Result<Vec<BranchInfo>, BranchError> {
+        let conn = self.inner.db.reader()?;
+        let sql = format!("{SELECT} ORDER BY b.created_ms, b.id");
+        let mut statement = conn.prepare_cached(&sql).map_err(DbError::from)?;
+        let mut rows = statement.query([]).map_err(DbError::from)?;
+        let mut out = Vec::new();
+        while let Some(row) = rows.next().map_err(DbError::from)? {
+            out.push(info(row)?);
+        }
+        Ok(out)
+    }
+
+    /// One branch.
+    pub fn branch(&self, branch: &BranchId) -> Result<BranchInfo, BranchError> {
+        let conn = self.inner.db.read();
+        let sql = format!("{SELECT} AND b.id = ?1");
+        let mut statement = conn.prepare_cached(&sql).map_err(DbError::from)?;
+        let found = statement.query_row([branch.as_str()], |row| Ok(info(row))).optional();
+        let found = found.map_err(DbError::from)?.transpose()?;
+        found.ok_or_else(|| BranchError::NoBranch(branch.to_string()))
+    }
+
+    /// The branch with this id or name.
+    pub fn find_branch(&self, text: &str) -> Result<BranchId, BranchError> {
+        let sql = "SELECT id FROM branches WHERE (id = ?1 OR name = ?1) AND dropped_ms IS NULL";
+        let conn = self.inner.db.read();
+        let found: Option<String> =
+            conn.query_row(sql, [text], |row| row.get(0)).optional().map_err(DbError::from)?;
+        let found =
+            found.ok_or_else(|| BranchError::NoBranch(text.chars().take(NAME_BYTES_MAX).collect()))?;
+        Ok(found.parse().map_err(damaged)?)
+    }
+
+    /// Mounts the branch, or gives the mount that it has.
+    pub fn mount(&self, branch: &BranchId) -> Result<Root, MountError> {
+        if let Some(root) = self.inner.live.cached(branch, true) {
+            return Ok(root);
+        }
+        let lock = self.branch_lock(branch);
+        let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let root = self.mount_locked(branch)?;
+        // The same one, which is now known to be out of our hands.
+        Ok(self.inner.live.cached(branch, true).unwrap_or(root))
+    }
+
+    /// As [`Store::mount`], for a caller who holds the branch's lock and hands it to nobody who writes.
+    pub(crate) fn mount_locked(&self, branch: &BranchId) -> Result<Root, MountError> {
+        if let Some(root) = self.inner.live.cached(branch, false) {
+            return Ok(root);
+        }
+        let layers = Layers::of(&self.inner.db.read(), branch)?;
+        let layers = layers.ok_or_else(|| MountError::NoBranch(branch.clone()))?;
+        let io_error = |source| MountError::Io { branch: branch.clone(), source };
+        let engine = self.engine(if layers.copy { "copy" } else { "overlay" });
+        let dir = self.inner.layout.branch(branch);
+        let mounted = engine.mount(&dir, &self.lower_dirs(&layers.lower)).map_err(io_error)?;
+        let root = self.inner.live.remember(branch, mounted);
+        if self.inner.live.unscanned().contains(branch) {
+            self.scan_after_kill(branch, &root)
+                .map_err(|source| MountError::Recover { branch: branch.clone(), source: Box::new(source) })?;
+            self.inner.live.unscanned().remove(branch);
+        }
+        Ok(root)
+    }
+
+    /// The directories of sealed layers, the last of which is a base's.
+    pub(crate) fn lower_dirs(&self, lower: &[LayerId]) -> Vec<std::path::PathBuf> {
+        let layout = &self.inner.layout;
+        let Some((base, sealed)) = lower.split_last() else { return Vec::new() };
+        sealed.iter().map(|layer| layout.layer(layer)).chain([layout.base(base)]).collect()
+    }
+
+    /// Drops a branch: its files are removed, its rows are kept for history.
+    pub fn drop_branch(&self, branch: &BranchId, actor: &Actor) -> Result<(), DropError> {
+        let lock = self.branch_lock(branch);
+        let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        if Layers::of(&self.inner.db.read(), branch)?.is_none() {
+            return Err(DropError::NoBranch(branch.clone()));
+        }
+        if !self.inner.live.release(branch) {
+            return Err(DropError::InUse(branch.clone()));
+        }
+        let now_ms = self.inner.options.clock.now_ms();
+        let layers = self.inner.db.write(|tx| -> Result<Layers, DropError> {
+            let layers = Layers::of(tx, branch)?.ok_or_else(|| DropError::NoBranch(branch.clone()))?;
+            let name: Option<String> = tx
+                .query_row("SELECT name FROM branches WHERE id = ?1", [branch.as_str()], |row| row.get(0))
+                .map_err(DbError::from)?;
+            append(tx, &self.inner.key, now_ms, &NewRow::event(branch, actor, "drop", name.as_deref()))?;
+            tx.execute(
+                "UPDATE branches SET dropped_ms = ?2, name = NULL WHERE id = ?1",
+                params![branch.as_str(), now_ms.cast_signed()],
+            )
+            .map_err(DbError::from)?;
+            // Nothing is looked up through it any more: the layers below need not be kept for it.
+            tx.execute(
+                "UPDATE layers SET parent = ?2, depth = 1 WHERE id = ?1",
+                [layers.open.as_str(), layers.base().as_str()],
+            )
+            .map_err(DbError::from)?;
+            Ok(layers)
+        })?;
+        self.inner.live.step("drop: recorded");
+        self.inner.live.unscanned().remove(branch);
+        self.discard(&self.inner.layout.branch(branch), branch.as_str());
+        self.inner.live.step("drop: directory");
+        self.forget_entries(&layers.open)?;
+        if let Some(below) = layers.lower.first() {
+            self.release_layers(below)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a directory out of its place at once, and removes it in the background.
+    pub(crate) fn discard(&self, dir: &std::path::Path, name: &str) {
+        let aside = self.inner.layout.tmp().join(format!("dropped-{name}"));
+        match std::fs::rename(dir, &aside) {
+            Ok(()) => self.inner.live.remove_later(aside),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // It is removed at the next start: no row names it.
+            Err(error) => tracing::warn!(dir = %dir.display(), %error, "a directory could not be removed"),
+        }
+    }
+
+    /// Deletes what a layer says, a little at a time: others want to write too.
+    pub(crate) fn forget_entries(&self, layer: &LayerId) -> Result<(), DbError> {
+        let sql = "DELETE FROM entries WHERE layer = ?1 AND path IN
+                   (SELECT path FROM entries WHERE layer = ?1 LIMIT 5000)";
+        loop {
+            let deleted = self
+                .inner
+                .db
+                .write(|tx| Ok::<_, DbError>(tx.prepare_cached(sql)?.execute([layer.as_str()])?))?;
+            if deleted < 5_000 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes the sealed layer `from`, if nothing stands on it any more, and then those below it.
+    pub(crate) fn release_layers(&self, from: &LayerId) -> Result<(), DbError> {
+        let mut next = Some(from.clone());
+        while let Some(layer) = next.take() {
+            let unused = "SELECT parent FROM layers WHERE id = ?1 AND state = 'sealed' AND engine != 'base'
+                          AND NOT EXISTS (SELECT 1 FROM layers AS above WHERE above.parent = ?1)";
+            let parent: Option<Option<String>> = {
+                let conn = self.inner.db.read();
+                let mut statement = conn.prepare_cached(unused)?;
+                statement.query_row([layer.as_str()], |row| row.get(0)).optional()?
+            };
+            let Some(parent) = parent else { return Ok(()) };
+            // Nothing can come to stand on it again: only open layers get sealed, and only below new ones.
+            self.forget_entries(&layer)?;
+            self.inner.db.write(|tx| {
+                Ok::<_, DbError>(tx.execute("DELETE FROM layers WHERE id = ?1", [layer.as_str()])?)
+            })?;
+            self.inner.live.step("release: recorded");
+            self.discard(&self.inner.layout.layer(&layer), layer.as_str());
+            next = parent.map(|parent| parent.parse()).transpose().map_err(damaged)?;
+        }
+        Ok(())
+    }
+
+    /// Disk space of what the branch itself holds.
+    pub fn branch_disk_bytes(&self, branch: &BranchId) -> Result<u64, BranchError> {
+        let engine = self.branch(branch)?.engine;
+        let dir = self.engine(&engine).scanned(&self.inner.layout.branch(branch));
+        Ok(crate::beneath::disk_bytes(&dir)?)
+    }
+}
+
+/// Whether a branch can have this name.
+pub(crate) fn check_name(name: Option<&str>) -> Result<(), NameError> {
+    let Some(name) = name else { return Ok(()) };
+    let good = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-' | b'/');
+    let reason = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > NAME_BYTES_MAX {
+        "it is too long"
+    } else if !name.bytes().all(good) {
+        "it has a character that names don't have"
+    } else if !name.as_bytes()[0].is_ascii_alphanumeric() {
+        "it does not begin with a letter or digit"
+    } else if name.parse::<BranchId>().is_ok() {
+        "it looks like an id"
+    } else {
+        return Ok(());
+    };
+    Err(NameError::Bad { name: name.chars().take(NAME_BYTES_MAX).collect(), reason })
+}
+
+const SELECT: &str = "SELECT b.id, b.name, b.base, b.parent, b.engine, l.depth, b.created_ms,
+    (SELECT max(seq) FROM audit WHERE branch = b.id)
+    FROM branches b JOIN layers l ON l.id = b.layer WHERE b.dropped_ms IS NULL";
+
+fn info(row: &Row<'_>) -> Result<BranchInfo, DbError> {
+    let text = |n: usize| row.get::<_, String>(n);
+    let number = |n: usize| row.get::<_, Option<i64>>(n).map(|n| n.unwrap_or_default().cast_unsigned());
+    let parent: Option<String> = row.get(3)?;
+    let depth: u32 = row.get(5)?;
+    Ok(BranchInfo {
+        id: text(0)?.parse().map_err(damaged)?,
+        name: row.get(1)?,
+        base: text(2)?.parse().map_err(damaged)?,
+        parent: parent.map(|parent| parent.parse()).transpose().map_err(damaged)?,
+        engine: text(4)?,
+        depth: depth.saturating_sub(1),
+        created_ms: number(6)?,
+        audit_seq: number(7)?,
+    })
+}
+
+pub(crate) fn damaged(error: IdError) -> DbError {
+    DbError::Damaged(error.to_string())
+}
+
+fn base_layer(conn: &Connection, base: &BaseId) -> Result<LayerId, CreateError> {
+    let mut statement =
+        conn.prepare_cached("SELECT layer FROM bases WHERE id = ?1").map_err(DbError::from)?;
+    let found: Option<String> =
+        statement.query_row([base.as_str()], |row| row.get(0)).optional().map_err(DbError::from)?;
+    let found = found.ok_or_else(|| CreateError::NoBase(base.clone()))?;
+    Ok(found.parse().map_err(damaged)?)
+}
+
+/// The bytes of a new id.
+pub(crate) fn random() -> io::Result<[u8; 10]> {
+    let mut bytes = [0; 10];
+    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(bytes)
+}
+
+/// Whether writers may live on a branch that is being forked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForkBusy {
+    /// Nothing has it mounted but this store.
+    Quiet,
+    /// What runs on it is frozen, and goes on afterwards.
+    Frozen,
+}
+
+impl ForkBusy {
+    pub(crate) fn writers(self) -> Writers {
+        match self {
+            ForkBusy::Quiet => Writers::Gone,
+            ForkBusy::Frozen => Writers::MayLive,
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Where the bytes of an entry are: a blob, the base's tree, or the layer that holds the file.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use proto::error::{Code, Coded};
+use proto::ids::{BranchId, LayerId};
+use proto::path::TreePath;
+use rusqlite::{Connection, params};
+use rustix::fs::OFlags;
+
+use crate::blobs::BlobError;
+use crate::db::DbError;
+use crate::entries::{self, Entry, Kind};
+use crate::store::Store;
+use crate::walk::open_beneath;
+
+/// Content that can't be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ContentError {
+    /// It was not kept, or is gone.
+    #[error("the content of {path} was not kept")]
+    NotKept {
+        /// Which file.
+        path: TreePath,
+    },
+    /// What lies there is not what the entry says.
+    #[error("the content of {path} is not what was recorded")]
+    Differs {
+        /// Which file.
+        path: TreePath,
+    },
+    /// It can't be read.
+    #[error("can't read the content of {path}")]
+    Io {
+        /// Which file.
+        path: TreePath,
+        /// Why.
+        source: io::Error,
+    },
+    /// Its blob can't be read.
+    #[error("can't read the content of {path}")]
+    Blob {
+        /// Which file.
+        path: TreePath,
+        /// Why.
+        source: BlobError,
+    },
+    /// The database failed.
+    #[error("can't find the content")]
+    Db(#[from] DbError),
+}
+
+impl Coded for ContentError {
+    fn code(&self) -> Code {
+        match self {
+            ContentError::NotKept { .. } => Code::NotFound,
+            ContentError::Differs { .. } | ContentError::Blob { .. } => Code::StateBad,
+            ContentError::Io { .. } => Code::HostBroken,
+            ContentError::Db(error) => error.code(),
+        }
+    }
+    fn hint(&self) -> Option<String> {
+        match self {
+            ContentError::NotKept { .. } => {
+                Some("content of ignored files and of files above 256 MiB is recorded by hash only".into())
+            }
+            ContentError::Differs { .. }
+            | ContentError::Blob { .. }
+            | ContentError::Io { .. }
+            | ContentError::Db(_) => None,
+        }
+    }
+}
+
+/// Content and its expected digest, which is checked when the end is reached.
+pub struct Content {
+    inner: Box<dyn Read + Send>,
+    hasher: blake3::Hasher,
+    expected: blake3::Hash,
+}
+
+impl Read for Content {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buffer)?;
+        if n == 0 && !buffer.is_empty() && self.hasher.finalize() != self.expected {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the content is not what was recorded"));
+        }
+        self.hasher.update(&buffer[..n]);
+        Ok(n)
+    }
+}
+
+/// Looks for content as seen from one chain.
+pub(crate) struct Contents<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) conn: &'a Connection,
+    /// The branch whose open layer is the top of `chain`.
+    pub(crate) branch: Option<&'a BranchId>,
+    /// Topmost layer first, the base's last.
+    pub(crate) chain: &'a [LayerId],
+}
+
+impl Contents<'_> {
+    /// The content of `entry`, which was or is at `path`.
+    pub(crate) fn open(&self, path: &TreePath, entry: &Entry) -> Result<Content, ContentError> {
+        let not_kept = || ContentError::NotKept { path: path.clone() };
+        let hash = entry.hash.ok_or_else(not_kept)?;
+        let inner: Box<dyn Read + Send> = if self.store.inner.blobs.has(&hash) {
+            let blob = self.store.inner.blobs.open(&hash);
+            Box::new(blob.map_err(|source| ContentError::Blob { path: path.clone(), source })?)
+        } else {
+            let (dir, at) = self.find(path, entry, &hash)?.ok_or_else(not_kept)?;
+            let io_error = |source| ContentError::Io { path: path.clone(), source };
+            open_in(&dir, &at, entry).map_err(io_error)?
+        };
+        Ok(Content { inner, hasher: blake3::Hasher::new(), expected: hash })
+    }
+
+    /// All of the content.
+    pub(crate) fn read(&self, path: &TreePath, entry: &Entry) -> Result<Vec<u8>, ContentError> {
+        let mut out = Vec::new();
+        match self.open(path, entry)?.read_to_end(&mut out) {
+            Ok(_) => Ok(out),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                Err(ContentError::Differs { path: path.clone() })
+            }
+            Err(source) => Err(ContentError::Io { path: path.clone(), source }),
+        }
+    }
+
+    /// A directory and a path in it that hold the content: at the same path first, then wherever the base has it.
+    fn find(
+        &self,
+        path: &TreePath,
+        entry: &Entry,
+        hash: &blake3::Hash,
+    ) -> Result<Option<(PathBuf, TreePath)>, DbError> {
+        for layer in self.chain {
+            let own = entries::get(self.conn, layer, path)?;
+            if own.is_some_and(|own| own.hash == Some(*hash) && own.kind == entry.kind) {
+                let dir = self.dir(layer);
+                // A copied or linked file may lie in any of the layers that name it.
+                if dir.join(path.as_path()).symlink_metadata().is_ok() {
+                    return Ok(Some((dir, path.clone())));
+                }
+            }
+        }
+        let Some(base) = self.chain.last() else { return Ok(None) };
+        let sql = "SELECT path FROM entries WHERE layer = ?1 AND hash = ?2 AND kind = ?3 LIMIT 1";
+        let mut statement = self.conn.prepare_cached(sql).map_err(DbError::from)?;
+        let mut rows = statement
+            .query(params![base.as_str(), hash.as_bytes().as_slice(), entry.kind.letter()])
+            .map_err(DbError::from)?;
+        let Some(row) = rows.next().map_err(DbError::from)? else { return Ok(None) };
+        let at = TreePath::new(row.get::<_, Vec<u8>>(0).map_err(DbError::from)?)
+            .map_err(|error| DbError::Damaged(error.to_string()))?;
+        Ok(Some((self.store.inner.layout.base(base), at)))
+    }
+
+    fn dir(&self, layer: &LayerId) -> PathBuf {
+        let layout = &self.store.inner.layout;
+        if self.chain.last() == Some(layer) {
+            return layout.base(layer);
+        }
+        match self.branch {
+            Some(branch) if self.chain.first() == Some(layer) => layer_dir(&layout.branch(branch)),
+            Some(_) | None => layout.layer(layer),
+        }
+    }
+}
+
+/// The directory of a branch that holds its files.
+pub(crate) fn layer_dir(branch: &Path) -> PathBuf {
+    let upper = branch.join("upper");
+    if upper.is_dir() { upper } else { branch.join("tree") }
+}
+
+fn open_in(dir: &Path, at: &TreePath, entry: &Entry) -> io::Result<Box<dyn Read + Send>> {
+    let dir = File::open(dir)?;
+    if entry.kind == Kind::Symlink {
+        let link = open_beneath(dir.as_fd(), at, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
+        let target = rustix::fs::readlinkat(&link, "", Vec::new())?.into_bytes();
+        return Ok(Box::new(io::Cursor::new(target)));
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(open_beneath(dir.as_fd(), at, flags)?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    Ok(Box::new(file.take(entry.size)))
+}

@@ -1,0 +1,265 @@
+//! What a branch changed of its base, as git tells it: two trees of the changed files only, in a repository of their
+//! own, compared by git.
+
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use proto::error::{Code, Coded};
+use proto::ids::{BranchId, LayerId};
+use proto::path::TreePath;
+use rusqlite::Connection;
+
+use crate::content::{ContentError, Contents};
+use crate::db::DbError;
+use crate::entries::{self, Class, Entry, Kind};
+use crate::git::{Git, GitError};
+use crate::scan::Layers;
+use crate::store::Store;
+
+/// How a difference is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiffFormat {
+    /// git's letters and paths, one line each, odd paths quoted as git does.
+    NameStatus,
+    /// A patch that `git apply` takes, binary files and modes included.
+    Unified,
+}
+
+/// A difference that can't be told.
+#[derive(Debug, thiserror::Error)]
+pub enum DiffError {
+    /// There is no such branch.
+    #[error("there is no branch {0}")]
+    NoBranch(BranchId),
+    /// Content can't be had.
+    #[error("can't read a changed file")]
+    Content(#[from] ContentError),
+    /// git failed.
+    #[error("can't compare the branch with its base")]
+    Git(#[from] GitError),
+    /// The comparison's own repository can't be written.
+    #[error("can't write the files to compare")]
+    Io(#[from] io::Error),
+    /// The database failed.
+    #[error("can't read what the branch holds")]
+    Db(#[from] DbError),
+}
+
+impl Coded for DiffError {
+    fn code(&self) -> Code {
+        match self {
+            DiffError::NoBranch(_) => Code::NotFound,
+            DiffError::Content(error) => error.code(),
+            DiffError::Git(error) => error.code(),
+            DiffError::Io(error) if error.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
+            DiffError::Io(_) => Code::HostBroken,
+            DiffError::Db(error) => error.code(),
+        }
+    }
+    fn hint(&self) -> Option<String> {
+        match self {
+            DiffError::Content(error) => error.hint(),
+            DiffError::Git(error) => error.hint(),
+            DiffError::NoBranch(_) | DiffError::Io(_) | DiffError::Db(_) => None,
+        }
+    }
+}
+
+impl Store {
+    /// What the branch, as of its last scan, changed of its base.
+    pub fn diff(&self, branch: &BranchId, format: DiffFormat) -> Result<Vec<u8>, DiffError> {
+        let conn = self.inner.db.reader()?;
+        let layers = Layers::of(&conn, branch)?.ok_or_else(|| DiffError::NoBranch(branch.clone()))?;
+        let chain = layers.chain();
+        let changes = changes(&conn, &chain)?;
+        if changes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let scratch = Scratch::new(self, "sha1")?;
+        let contents = Contents { store: self, conn: &conn, branch: Some(branch), chain: &chain };
+        let mut stream = FastImport::new(&scratch, &contents)?;
+        stream.commit("refs/heads/before", b"before", &[])?;
+        for change in &changes {
+            stream.put(&change.path, change.before.as_ref())?;
+        }
+        stream.commit("refs/heads/after", b"after", b"from refs/heads/before\n")?;
+        for change in changes.iter().filter(|change| change.after.is_none()) {
+            stream.put(&change.path, None)?;
+        }
+        for change in changes.iter().filter(|change| change.after.is_some()) {
+            stream.put(&change.path, change.after.as_ref())?;
+        }
+        stream.run(&scratch.git())?;
+        let git = scratch.git();
+        let mut args = vec!["diff", "--no-ext-diff", "--no-textconv", "--no-color", "-M", "--src-prefix=a/"];
+        args.extend(["--dst-prefix=b/", "--diff-algorithm=myers"]);
+        args.extend(match format {
+            DiffFormat::NameStatus => vec!["--name-status"],
+            DiffFormat::Unified => vec!["--binary", "--full-index"],
+        });
+        args.extend(["refs/heads/before", "refs/heads/after", "--"]);
+        let mut out = Vec::new();
+        git.run_into(&args, &[], &mut out)?;
+        Ok(out)
+    }
+}
+
+/// One path of the tree that a branch changed.
+pub(crate) struct TreeChange {
+    pub(crate) path: TreePath,
+    pub(crate) before: Option<Entry>,
+    pub(crate) after: Option<Entry>,
+}
+
+/// What differs between the base and the top of `chain`, of the files and symlinks of the tree, by path.
+pub(crate) fn changes(conn: &Connection, chain: &[LayerId]) -> Result<Vec<TreeChange>, DbError> {
+    let Some((base, over)) = chain.split_last() else { return Ok(Vec::new()) };
+    let mut tops = std::collections::BTreeMap::new();
+    for layer in over {
+        for (path, entry) in entries::of_layer(conn, layer, None)? {
+            tops.entry(path).or_insert(entry);
+        }
+    }
+    let mut out = Vec::new();
+    for (path, entry) in tops {
+        let before = entries::get(conn, base, &path)?.filter(in_tree);
+        let after = Some(entry).filter(in_tree);
+        let same = match (&before, &after) {
+            (Some(before), Some(after)) => {
+                before.kind == after.kind && before.hash == after.hash && git_mode(before) == git_mode(after)
+            }
+            (None, None) => true,
+            _ => false,
+        };
+        if !same {
+            out.push(TreeChange { path, before, after });
+        }
+    }
+    Ok(out)
+}
+
+pub(crate) fn in_tree(entry: &Entry) -> bool {
+    entry.class == Class::Tree && matches!(entry.kind, Kind::File | Kind::Symlink)
+}
+
+/// git's mode of a file or symlink.
+pub(crate) fn git_mode(entry: &Entry) -> &'static str {
+    match entry.kind {
+        Kind::Symlink => "120000",
+        Kind::File if entry.mode & 0o100 != 0 => "100755",
+        Kind::File | Kind::Dir | Kind::Other | Kind::Whiteout => "100644",
+    }
+}
+
+/// A bare repository of our own, gone when this is dropped.
+pub(crate) struct Scratch {
+    dir: PathBuf,
+}
+
+impl Scratch {
+    /// `format` is git's object format: `sha1` or `sha256`.
+    pub(crate) fn new(store: &Store, format: &str) -> Result<Self, DiffError> {
+        let mut random = [0; 10];
+        getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
+        let dir = store.inner.layout.tmp().join(format!("git-{}", crate::sql::hex(&random)));
+        let scratch = Self { dir };
+        let format = format!("--object-format={format}");
+        let args = ["init", "-q", "--bare", "--template=", &format].map(std::ffi::OsStr::new);
+        Git::new().run(&args.into_iter().chain([scratch.dir.as_os_str()]).collect::<Vec<_>>())?;
+        Ok(scratch)
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn git(&self) -> Git {
+        Git::at(&self.dir)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A stream for `git fast-import`, kept in a file: content may be large.
+pub(crate) struct FastImport<'a> {
+    out: io::BufWriter<std::fs::File>,
+    path: PathBuf,
+    contents: &'a Contents<'a>,
+}
+
+impl<'a> FastImport<'a> {
+    pub(crate) fn new(scratch: &Scratch, contents: &'a Contents<'a>) -> Result<Self, DiffError> {
+        let path = scratch.dir.join("stream");
+        let out = io::BufWriter::with_capacity(256 * 1024, std::fs::File::create_new(&path)?);
+        Ok(Self { out, path, contents })
+    }
+
+    /// Starts a commit; `lines` are further commands of its head, each with its newline.
+    pub(crate) fn commit(&mut self, name: &str, message: &[u8], lines: &[u8]) -> Result<(), DiffError> {
+        self.commit_by(name, "tendon <tendon@localhost> 0 +0000", message, lines)
+    }
+
+    pub(crate) fn commit_by(
+        &mut self,
+        name: &str,
+        author: &str,
+        message: &[u8],
+        lines: &[u8],
+    ) -> Result<(), DiffError> {
+        write!(self.out, "commit {name}\nauthor {author}\ncommitter {author}\ndata {}\n", message.len())?;
+        self.out.write_all(message)?;
+        self.out.write_all(b"\n")?;
+        self.out.write_all(lines)?;
+        Ok(())
+    }
+
+    /// A line of the commit that was started.
+    pub(crate) fn line(&mut self, line: &[u8]) -> Result<(), DiffError> {
+        self.out.write_all(line)?;
+        Ok(self.out.write_all(b"\n")?)
+    }
+
+    /// Puts what lies at `path` into the commit, or takes it out.
+    pub(crate) fn put(&mut self, path: &TreePath, entry: Option<&Entry>) -> Result<(), DiffError> {
+        let Some(entry) = entry else {
+            return self.line(&[b"D ".as_slice(), &quoted(path)].concat());
+        };
+        let mut content = self.contents.open(path, entry)?;
+        write!(self.out, "M {} inline ", git_mode(entry))?;
+        self.out.write_all(&quoted(path))?;
+        write!(self.out, "\ndata {}\n", entry.size)?;
+        let copied = io::copy(&mut content, &mut self.out)?;
+        if copied != entry.size {
+            return Err(ContentError::Differs { path: path.clone() }.into());
+        }
+        self.line(b"")
+    }
+
+    /// Gives the stream to git.
+    pub(crate) fn run(mut self, git: &Git) -> Result<(), DiffError> {
+        self.out.write_all(b"done\n")?;
+        self.out.flush()?;
+        let args = ["fast-import", "--quiet", "--done", "--date-format=raw"];
+        git.clone().input(std::fs::File::open(&self.path)?).run(&args)?;
+        Ok(std::fs::remove_file(&self.path)?)
+    }
+}
+
+/// A path as fast-import takes it: in C quotes.
+fn quoted(path: &TreePath) -> Vec<u8> {
+    let mut out = vec![b'"'];
+    for byte in path.as_path().as_os_str().as_bytes() {
+        match byte {
+            b'"' | b'\\' => out.extend([b'\\', *byte]),
+            b' '..=b'~' => out.push(*byte),
+            _ => out.extend(format!("\\{byte:03o}").bytes()),
+        }
+    }
+    out.push(b'"');
+    out
+}

@@ -1,0 +1,316 @@
+//! What both engines promise, tried as root, as a user in a user namespace, and (copies) as a plain user.
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use proto::api::BranchInfo;
+use proto::error::{Code, Coded};
+use proto::ids::{BaseId, BranchId};
+use proto::path::{JsonBytes, TreePath};
+use proto::verify::InlineFile;
+use testkit::process::{command, run, variable};
+use testkit::{Need, have};
+
+use super::Root;
+use crate::entries::{self, Kind};
+use crate::scan::Layers;
+use crate::world::shown;
+use crate::{Actor, EngineChoice, ForkBusy, Store, StoreOptions, SystemClock};
+
+const USERNS: &str = "VFS_TEST_USERNS";
+
+/// Runs `body` with each engine, as each kind of user that this machine lets us be. `test` is the calling test's name.
+pub(crate) fn on_all(test: &str, body: impl Fn(EngineChoice)) {
+    let test = format!("engine::tests::{test}");
+    if variable(USERNS).is_some() {
+        body(EngineChoice::Overlay);
+        body(EngineChoice::Copy);
+        return;
+    }
+    if testkit::user::is_root() && have(Need::Overlay) {
+        body(EngineChoice::Overlay);
+    }
+    body(EngineChoice::Copy);
+    if have(Need::RootlessOverlay) {
+        testkit::rootless(&test, || {
+            let own = std::env::current_exe().unwrap();
+            let mut child = command("unshare");
+            child.args(["--user", "--map-root-user", "--mount"]).arg(own);
+            child.args(["--exact", &test, "--nocapture", "--test-threads=1"]).env(USERNS, "1");
+            let output = run(&mut child);
+            assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "no test is called {test}");
+        });
+    }
+}
+
+pub(crate) struct Fixture {
+    pub(crate) store: Option<Store>,
+    pub(crate) base: BaseId,
+    engine: EngineChoice,
+    dir: tempfile::TempDir,
+}
+
+pub(crate) fn path(text: &str) -> TreePath {
+    text.parse().unwrap()
+}
+
+pub(crate) fn me() -> Actor {
+    Actor::cli(7)
+}
+
+impl Fixture {
+    pub(crate) fn new(engine: EngineChoice, files: &[(&str, &str)]) -> Self {
+        let dir = testkit::temp_dir("engine");
+        let store = Store::open(&dir.path().join("state"), options(engine)).unwrap();
+        let files: Vec<_> = files
+            .iter()
+            .map(|(at, text)| InlineFile {
+                path: path(at),
+                content: JsonBytes::new(text.as_bytes()),
+                executable: false,
+            })
+            .collect();
+        let base = store.freeze_files(&files).unwrap().id;
+        Self { store: Some(store), base, engine, dir }
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        self.store.as_ref().unwrap()
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    pub(crate) fn reopen(&mut self) {
+        self.store = None;
+        self.store = Some(Store::open(&self.state(), options(self.engine)).unwrap());
+    }
+
+    pub(crate) fn create(&self) -> BranchInfo {
+        self.store().create_branch(&self.base, None, &me()).unwrap()
+    }
+
+    pub(crate) fn fork(&self, parent: &BranchId, busy: ForkBusy) -> BranchInfo {
+        self.store().fork_branch(parent, None, &me(), busy).unwrap()
+    }
+
+    pub(crate) fn at(&self, branch: &BranchId) -> At {
+        let root = self.store().mount(branch).unwrap();
+        At { dir: PathBuf::from(format!("/proc/self/fd/{}", root.fd().as_raw_fd())), _root: root }
+    }
+
+    pub(crate) fn scan(&self, branch: &BranchId) -> crate::ScanReport {
+        self.store().scan(branch, &me(), None).unwrap()
+    }
+
+    /// Asserts that the database says of the branch exactly what its root shows, and returns the files with content.
+    pub(crate) fn check(&self, branch: &BranchId) -> Vec<(String, String)> {
+        let conn = self.store().inner.db.reader().unwrap();
+        let layers = Layers::of(&conn, branch).unwrap().unwrap();
+        let recorded = entries::merged(&conn, &layers.chain(), None).unwrap();
+        let seen = shown(&self.at(branch).dir);
+        let said: Vec<_> = recorded.iter().map(|(path, e)| (path.clone(), e.kind, e.mode, e.hash)).collect();
+        let shows: Vec<_> = seen
+            .iter()
+            .map(|(path, (kind, mode, bytes))| {
+                let content = matches!(kind, Kind::File | Kind::Symlink);
+                (path.clone(), *kind, *mode, content.then(|| blake3::hash(bytes)))
+            })
+            .collect();
+        assert_eq!(said, shows, "recorded and seen on {branch}");
+        let files = seen.into_iter().filter(|(_, (kind, ..))| *kind != Kind::Dir);
+        files.map(|(path, (.., b))| (path.to_string(), String::from_utf8_lossy(&b).into_owned())).collect()
+    }
+}
+
+pub(crate) struct At {
+    dir: PathBuf,
+    _root: Root,
+}
+
+impl At {
+    pub(crate) fn join(&self, path: &str) -> PathBuf {
+        self.dir.join(path)
+    }
+    pub(crate) fn write(&self, path: &str, text: &str) {
+        let at = self.join(path);
+        std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+        std::fs::write(at, text).unwrap();
+    }
+    pub(crate) fn read(&self, path: &str) -> String {
+        std::fs::read_to_string(self.join(path)).unwrap()
+    }
+}
+
+pub(crate) fn options(engine: EngineChoice) -> StoreOptions {
+    let root = testkit::user::is_root() && variable(USERNS).is_none();
+    let owner = root.then_some((testkit::OTHER_UID, testkit::OTHER_GID));
+    StoreOptions { engine, owner, clock: Arc::new(SystemClock) }
+}
+
+fn files(listed: &[(String, String)]) -> Vec<(&str, &str)> {
+    listed.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect()
+}
+
+const BASE: &[(&str, &str)] =
+    &[("a", "base a"), ("d/b", "base b"), ("d/e/c", "base c"), (".gitignore", "tmp/\n")];
+
+#[test]
+fn a_branch_shows_its_base_and_keeps_its_changes() {
+    on_all("a_branch_shows_its_base_and_keeps_its_changes", |engine| {
+        let mut fixture = Fixture::new(engine, BASE);
+        let branch = fixture.create();
+        assert_eq!(branch.depth, 0);
+        assert_eq!(fixture.check(&branch.id).len(), 4);
+        let at = fixture.at(&branch.id);
+        at.write("new/file", "new");
+        at.write("a", "changed");
+        std::fs::remove_file(at.join("d/b")).unwrap();
+        std::fs::remove_dir_all(at.join("d/e")).unwrap();
+        std::fs::create_dir(at.join("d/e")).unwrap();
+        drop(at);
+        fixture.scan(&branch.id);
+        let expected = [(".gitignore", "tmp/\n"), ("a", "changed"), ("new/file", "new")];
+        assert_eq!(files(&fixture.check(&branch.id)), expected);
+        fixture.reopen();
+        assert_eq!(files(&fixture.check(&branch.id)), expected);
+        assert!(!fixture.store().recovery().unclean);
+        let other = fixture.create();
+        assert_eq!(fixture.check(&other.id).len(), 4, "the base is untouched");
+    });
+}
+
+#[test]
+fn forks_go_their_own_ways() {
+    on_all("forks_go_their_own_ways", |engine| {
+        for busy in [ForkBusy::Quiet, ForkBusy::Frozen] {
+            let mut fixture = Fixture::new(engine, BASE);
+            let parent = fixture.create().id;
+            let at = fixture.at(&parent);
+            at.write("a", "changed");
+            at.write("tmp/cache", "ignored");
+            std::fs::remove_dir_all(at.join("d")).unwrap();
+            std::os::unix::fs::symlink("a", at.join("link")).unwrap();
+            drop(at);
+            // Not scanned: the fork does it.
+            let child = fixture.fork(&parent, busy);
+            assert_eq!(child.parent.as_ref(), Some(&parent));
+            assert_eq!(child.depth, 1);
+            let before =
+                [(".gitignore", "tmp/\n"), ("a", "changed"), ("link", "a"), ("tmp/cache", "ignored")];
+            assert_eq!(files(&fixture.check(&child.id)), before, "{busy:?}");
+            assert_eq!(files(&fixture.check(&parent)), before);
+            fixture.at(&child.id).write("a", "child");
+            fixture.at(&parent).write("d/new", "parent");
+            fixture.scan(&child.id);
+            fixture.scan(&parent);
+            let grandchild = fixture.fork(&child.id, ForkBusy::Quiet).id;
+            fixture.reopen();
+            for (branch, a, d) in
+                [(&parent, "changed", true), (&child.id, "child", false), (&grandchild, "child", false)]
+            {
+                fixture.check(branch);
+                assert_eq!(fixture.at(branch).read("a"), a);
+                assert_eq!(fixture.at(branch).join("d/new").exists(), d);
+            }
+            assert!(fixture.scan(&grandchild).first_seq.is_none(), "nothing changed");
+            assert_eq!(
+                fixture.store().tree_hash(&child.id).unwrap(),
+                fixture.store().tree_hash(&grandchild).unwrap()
+            );
+            let check = fixture.store().audit_verify().unwrap();
+            assert_eq!(check.problem, None);
+        }
+    });
+}
+
+#[test]
+fn a_fork_of_a_branch_in_use_copies_or_is_refused() {
+    on_all("a_fork_of_a_branch_in_use_copies_or_is_refused", |engine| {
+        let fixture = Fixture::new(engine, BASE);
+        let parent = fixture.create().id;
+        let at = fixture.at(&parent);
+        at.write("a", "open");
+        let mut open = std::fs::File::options().append(true).open(at.join("a")).unwrap();
+        let child = fixture.fork(&parent, ForkBusy::Frozen).id;
+        std::io::Write::write_all(&mut open, b" and written").unwrap();
+        assert_eq!(at.read("a"), "open and written", "the parent's open files are the same");
+        assert_eq!(fixture.at(&child).read("a"), "open");
+        if engine == EngineChoice::Overlay {
+            let error = fixture.store().fork_branch(&parent, None, &me(), ForkBusy::Quiet).unwrap_err();
+            assert_eq!(error.code(), Code::Conflict, "{error}");
+            drop((at, open));
+            fixture.fork(&parent, ForkBusy::Quiet);
+        }
+    });
+}
+
+#[test]
+fn dropped_branches_leave_nothing_but_their_history() {
+    on_all("dropped_branches_leave_nothing_but_their_history", |engine| {
+        let fixture = Fixture::new(engine, BASE);
+        let store = fixture.store();
+        let parent = store.create_branch(&fixture.base, Some("name"), &me()).unwrap().id;
+        fixture.at(&parent).write("x", "x");
+        let child = store.fork_branch(&parent, Some("child"), &me(), ForkBusy::Quiet).unwrap().id;
+        assert_eq!(store.find_branch("name").unwrap(), parent);
+        assert_eq!(store.find_branch(child.as_str()).unwrap(), child);
+        let taken = store.create_branch(&fixture.base, Some("name"), &me()).unwrap_err();
+        assert_eq!(taken.code(), Code::Conflict);
+        for bad in ["", "-x", "a b", "br-0123456789abcdef", "ä", &"x".repeat(65)] {
+            let error = store.create_branch(&fixture.base, Some(bad), &me()).unwrap_err();
+            assert_eq!(error.code(), Code::Usage, "{bad}");
+        }
+        store.drop_branch(&parent, &me()).unwrap();
+        assert_eq!(store.find_branch("name").unwrap_err().code(), Code::NotFound);
+        assert_eq!(store.drop_branch(&parent, &me()).unwrap_err().code(), Code::NotFound);
+        store.create_branch(&fixture.base, Some("name"), &me()).unwrap();
+        assert_eq!(fixture.at(&child).read("x"), "x");
+        let again =
+            store.branch_at(&parent, store.branch(&child).unwrap().audit_seq - 1, None, &me()).unwrap();
+        assert_eq!(fixture.at(&again.id).read("x"), "x");
+        fixture.check(&again.id);
+        for branch in store.branches().unwrap() {
+            store.drop_branch(&branch.id, &me()).unwrap();
+        }
+        store.inner.live.removed();
+        for dir in ["branches", "layers", "tmp"] {
+            let left: Vec<_> = std::fs::read_dir(fixture.state().join(dir)).unwrap().collect();
+            assert!(left.is_empty(), "{dir}: {left:?}");
+        }
+        let entries: u32 = store
+            .inner
+            .db
+            .read()
+            .query_row(
+                "SELECT count(*) FROM entries WHERE layer NOT IN (SELECT layer FROM bases)",
+                [],
+                |row| row.get(0),
+            )
+            .unwrap();
+        assert_eq!(entries, 0);
+    });
+}
+
+#[test]
+fn a_mount_can_be_handed_to_another_namespace() {
+    on_all("a_mount_can_be_handed_to_another_namespace", |engine| {
+        if !testkit::user::is_root() {
+            return;
+        }
+        let fixture = Fixture::new(engine, BASE);
+        let branch = fixture.create().id;
+        let at = fixture.at(&branch);
+        let clone = fixture.store().mount(&branch).unwrap().mount_clone().unwrap();
+        let seen = PathBuf::from(format!("/proc/self/fd/{}", clone.as_raw_fd()));
+        at.write("through", "one");
+        assert_eq!(std::fs::read_to_string(seen.join("through")).unwrap(), "one");
+        std::fs::write(seen.join("through"), "other").unwrap();
+        assert_eq!(at.read("through"), "other");
+        let flags = rustix::fs::fstatvfs(&clone).unwrap().f_flag;
+        let wanted = rustix::fs::StatVfsMountFlags::NOSUID | rustix::fs::StatVfsMountFlags::NODEV;
+        assert!(flags.contains(wanted), "{flags:?}");
+    });
+}

@@ -1,0 +1,340 @@
+//! Tests of diff and export, against git itself.
+
+use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::base::GitSource;
+use crate::git::Git;
+use crate::world::{Branch, World, as_git, copy_tree, shown};
+
+const NAMES: [&[u8]; 14] = [
+    b"a",
+    b"b",
+    b"d/1",
+    b"d/2",
+    b"d/e/3",
+    b"sp ace",
+    b"tab\t",
+    b"new\nline",
+    b"quo\"te",
+    b"back\\slash",
+    b"\xff\xfe",
+    "grüße".as_bytes(),
+    b"-dash",
+    b"x/\xc3/y\n",
+];
+
+#[derive(Clone, Debug)]
+enum Thing {
+    File { bytes: Vec<u8>, executable: bool },
+    Link(Vec<u8>),
+}
+
+type Tree = BTreeMap<usize, Thing>;
+
+fn trees() -> impl Strategy<Value = Tree> {
+    let bytes = prop_oneof![
+        4 => "[a-c\n]{0,60}".prop_map(String::into_bytes),
+        2 => proptest::collection::vec(any::<u8>(), 0..200),
+        1 => Just(Vec::new()),
+        // Long enough for git to see a rename.
+        2 => (0..3_u8).prop_map(|n| format!("line {n}\n").repeat(40).into_bytes()),
+    ];
+    let thing = prop_oneof![
+        6 => (bytes, any::<bool>()).prop_map(|(bytes, executable)| Thing::File { bytes, executable }),
+        1 => proptest::collection::vec(1..=255_u8, 1..20).prop_map(Thing::Link),
+    ];
+    proptest::collection::btree_map(0..NAMES.len(), thing, 0..10)
+}
+
+fn make(root: &Path, tree: &Tree) {
+    for (n, thing) in tree {
+        let at = root.join(std::ffi::OsStr::from_bytes(NAMES[*n]));
+        std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+        match thing {
+            Thing::File { bytes, executable } => {
+                std::fs::write(&at, bytes).unwrap();
+                let mode = if *executable { 0o755 } else { 0o644 };
+                std::fs::set_permissions(&at, Permissions::from_mode(mode)).unwrap();
+            }
+            Thing::Link(target) => symlink(std::ffi::OsStr::from_bytes(target), &at).unwrap(),
+        }
+    }
+}
+
+fn clear(root: &Path) {
+    for entry in std::fs::read_dir(root).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::remove_dir_all(entry.path()).unwrap();
+        } else {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+}
+
+fn init(dir: &Path) -> Git {
+    Git::new().run(&["init".as_ref(), "-q".as_ref(), dir.as_os_str()]).unwrap();
+    Git::at(&dir.join(".git")).work_tree(dir)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_patch_turns_the_base_into_the_branch(before in trees(), after in trees()) {
+        let mut world = World::new(|root| make(root, &before));
+        let branch = world.copy();
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("target");
+        copy_tree(branch.root(), &target);
+        clear(branch.root());
+        make(branch.root(), &after);
+        world.scan(&branch);
+        let patch = world.store.diff(&branch.id, DiffFormat::Unified).unwrap();
+        let git = init(&target);
+        if !patch.is_empty() {
+            git.run_with(&["apply", "--whitespace=nowarn", "-"], &patch, &|_| ()).unwrap();
+        }
+        prop_assert_eq!(as_git(&shown(&target)), as_git(&shown(branch.root())));
+    }
+}
+
+#[test]
+fn names_and_letters_are_gits() {
+    let mut world = World::new(|root| {
+        std::fs::write(root.join("gone"), "line\n".repeat(30)).unwrap();
+        std::fs::write(root.join("a"), "a").unwrap();
+        std::fs::write(root.join(".gitignore"), "*.log\n").unwrap();
+    });
+    let branch = world.copy();
+    assert_eq!(world.store.diff(&branch.id, DiffFormat::NameStatus).unwrap(), b"");
+    std::fs::rename(branch.at("gone"), branch.at("here")).unwrap();
+    branch.write("new\nline", "n");
+    branch.write("x.log", "ignored");
+    std::fs::remove_file(branch.at("a")).unwrap();
+    symlink("t", branch.at("a")).unwrap();
+    std::fs::create_dir(branch.at("empty")).unwrap();
+    world.scan(&branch);
+    let said = world.store.diff(&branch.id, DiffFormat::NameStatus).unwrap();
+    let mut lines: Vec<_> = std::str::from_utf8(&said).unwrap().lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["A\t\"new\\nline\"", "R100\tgone\there", "T\ta"]);
+}
+
+#[test]
+fn an_archive_depends_on_the_files_alone_and_keeps_every_name() {
+    let tar = || {
+        let mut world = World::new(|root| std::fs::write(root.join("a"), "a").unwrap());
+        let branch = world.copy();
+        std::fs::write(branch.root().join(std::ffi::OsStr::from_bytes(b"\xff\n")), "odd").unwrap();
+        branch.write(&["long"; 60].join("/"), "long");
+        branch.write("run", "#!");
+        std::fs::set_permissions(branch.at("run"), Permissions::from_mode(0o775)).unwrap();
+        symlink("t".repeat(300), branch.at("link")).unwrap();
+        world.scan(&branch);
+        let mut out = Vec::new();
+        let report = world.store.export(&branch.id, ExportTarget::Tar(&mut out)).unwrap();
+        assert_eq!(report.files, 5);
+        (out, as_git(&shown(branch.root())))
+    };
+    let (first, files) = tar();
+    assert_eq!(first, tar().0);
+    let dir = tempfile::tempdir().unwrap();
+    tar::Archive::new(&first[..]).unpack(dir.path()).unwrap();
+    assert_eq!(as_git(&shown(dir.path())), files);
+}
+
+/// A repository with two commits and a branch on its second; the repository's configuration and hooks would write
+/// `pwned` if anything obeyed them.
+fn repository(dir: &Path) -> Git {
+    let git = init(dir).config("user.name", "t").config("user.email", "t@t");
+    std::fs::write(dir.join("a"), "a\n").unwrap();
+    std::fs::write(dir.join("crlf.txt"), "one\r\ntwo\r\n").unwrap();
+    git.run(&["add", "."]).unwrap();
+    git.run(&["commit", "-q", "-m", "one"]).unwrap();
+    std::fs::write(dir.join("d"), "d\n").unwrap();
+    std::fs::write(dir.join(".gitattributes"), "*.txt text eol=crlf\n").unwrap();
+    git.run(&["add", "--renormalize", "."]).unwrap();
+    git.run(&["add", "."]).unwrap();
+    git.run(&["commit", "-q", "-m", "two"]).unwrap();
+    git
+}
+
+fn world_of(repo: &Path) -> (World, Branch) {
+    let mut world = World::frozen(|store| {
+        let source = GitSource { repo: repo.to_str().unwrap().into(), rev: "HEAD".into() };
+        store.freeze_git(&source, &|_| ()).unwrap()
+    });
+    let branch = world.copy();
+    (world, branch)
+}
+
+fn to(repo: &Path, name: &str, force: bool) -> GitRef {
+    GitRef {
+        repo: repo.into(),
+        name: name.into(),
+        message: "m\n\nbody\n".into(),
+        author: "A B <a@b>".into(),
+        force,
+    }
+}
+
+#[test]
+fn a_commit_is_made_and_nothing_else_is_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("repo");
+    let git = repository(&repo);
+    let (world, branch) = world_of(&repo);
+    let pwned = dir.path().join("pwned");
+    let script = format!("#!/bin/sh\ntouch {}\n", pwned.display());
+    for hook in [
+        "pre-receive",
+        "update",
+        "post-receive",
+        "reference-transaction",
+        "post-update",
+        "pre-push",
+        "proc-receive",
+    ] {
+        let at = repo.join(".git/hooks").join(hook);
+        std::fs::create_dir_all(at.parent().unwrap()).unwrap();
+        std::fs::write(&at, &script).unwrap();
+        std::fs::set_permissions(&at, Permissions::from_mode(0o755)).unwrap();
+    }
+    for (key, value) in [
+        ("core.fsmonitor", pwned_command(&pwned)),
+        ("core.sshCommand", pwned_command(&pwned)),
+        ("filter.x.clean", pwned_command(&pwned)),
+        ("core.alternateRefsCommand", pwned_command(&pwned)),
+        ("receive.denyCurrentBranch", "updateInstead".into()),
+        ("uploadpack.packObjectsHook", pwned_command(&pwned)),
+    ] {
+        git.run(&["config".as_ref(), key.as_ref(), std::ffi::OsStr::new(&value)]).unwrap();
+    }
+    std::fs::write(repo.join("a"), "uncommitted\n").unwrap();
+    std::fs::write(repo.join("staged"), "staged\n").unwrap();
+    git.run(&["add", "staged"]).unwrap();
+    let index = std::fs::read(repo.join(".git/index")).unwrap();
+
+    branch.write("new\nfile", "n");
+    branch.write("a", "changed\n");
+    std::fs::remove_file(branch.at("d")).unwrap();
+    world.scan(&branch);
+    let report = world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x/y", false))).unwrap();
+    let commit = report.commit.unwrap();
+    assert_eq!(git.text(&["rev-parse", "refs/heads/x/y"]).unwrap(), commit);
+    assert_eq!(git.text(&["rev-parse", "x/y^"]).unwrap(), git.text(&["rev-parse", "HEAD"]).unwrap());
+    let names = git.text(&["diff", "--no-renames", "--name-status", "HEAD", "x/y"]).unwrap();
+    assert_eq!(names, "M\ta\nD\td\nA\t\"new\\nfile\"");
+    assert_eq!(git.text(&["log", "-1", "--format=%an %ae %cn|%B", "x/y"]).unwrap(), "A B a@b A B|m\n\nbody");
+    git.run(&["fsck", "--strict"]).unwrap();
+    assert_eq!(std::fs::read(repo.join(".git/index")).unwrap(), index);
+    assert_eq!(std::fs::read_to_string(repo.join("a")).unwrap(), "uncommitted\n");
+    assert!(!repo.join("new\nfile").exists());
+    assert!(!pwned.exists(), "something of the repository was run");
+
+    // What exists is not moved unasked, and a branch that somebody stands on never.
+    let again = |name, force| world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, name, force)));
+    assert!(matches!(again("x/y", false), Err(ExportError::Exists(_))));
+    assert!(matches!(again("main", false), Err(ExportError::Exists(_))));
+    assert!(matches!(again("main", true), Err(ExportError::CheckedOut(_))));
+    let worktree = dir.path().join("worktree");
+    let args = ["worktree", "add", "-q", "-b", "w"].map(std::ffi::OsStr::new);
+    git.run(&args.into_iter().chain([worktree.as_os_str()]).collect::<Vec<_>>()).unwrap();
+    assert!(matches!(again("w", true), Err(ExportError::CheckedOut(_))));
+    branch.write("a", "changed again\n");
+    world.scan(&branch);
+    assert_ne!(again("x/y", true).unwrap().commit.unwrap(), commit);
+    for bad in ["", "..", "a b", "-x", "a..b", "x.lock", "@{", "a~1"] {
+        assert!(matches!(again(bad, false), Err(ExportError::Name(..))), "{bad}");
+    }
+    assert!(!pwned.exists());
+}
+
+fn pwned_command(pwned: &Path) -> String {
+    format!("touch {}", pwned.display())
+}
+
+#[test]
+fn a_repository_that_went_on_is_sent_little_and_one_without_the_commit_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("repo");
+    let git = repository(&repo);
+    let (world, branch) = world_of(&repo);
+    branch.write("a", "changed\n");
+    world.scan(&branch);
+    std::fs::write(repo.join("later"), "l").unwrap();
+    git.run(&["add", "."]).unwrap();
+    git.run(&["commit", "-q", "-m", "three"]).unwrap();
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x", false))).unwrap();
+    let counted = git.text(&["count-objects", "-v"]).unwrap();
+    assert!(counted.contains("in-pack: 3"), "{counted}");
+
+    let other = dir.path().join("other");
+    init(&other);
+    let refused = world.store.export(&branch.id, ExportTarget::GitRef(to(&other, "x", false)));
+    assert!(matches!(refused, Err(ExportError::NoParent { .. })), "{refused:?}");
+    let refused = world.store.export(&branch.id, ExportTarget::GitRef(to(dir.path(), "x", false)));
+    assert!(matches!(refused, Err(ExportError::Repo { .. })), "{refused:?}");
+}
+
+#[test]
+fn what_root_makes_in_somebodys_repository_is_theirs() {
+    if !testkit::have(testkit::Need::Root) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("repo");
+    repository(&repo);
+    for at in everything(&repo) {
+        std::os::unix::fs::lchown(at, Some(testkit::OTHER_UID), Some(testkit::OTHER_GID)).unwrap();
+    }
+    let (world, branch) = world_of(&repo);
+    branch.write("a", "changed\n");
+    world.scan(&branch);
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x/y/z", false))).unwrap();
+    for at in everything(&repo) {
+        let uid = std::os::unix::fs::MetadataExt::uid(&at.symlink_metadata().unwrap());
+        assert!(uid == testkit::OTHER_UID, "{} is {uid}'s", at.display());
+    }
+}
+
+fn everything(root: &Path) -> Vec<PathBuf> {
+    let mut out = vec![root.to_owned()];
+    let mut at = 0;
+    while at < out.len() {
+        if out[at].is_dir() && !out[at].is_symlink() {
+            let children = std::fs::read_dir(&out[at]).unwrap().map(|child| child.unwrap().path());
+            out.extend(children.collect::<Vec<_>>());
+        }
+        at += 1;
+    }
+    out
+}
+
+#[test]
+fn uncommitted_work_of_a_frozen_directory_is_in_the_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("repo");
+    let git = repository(&repo);
+    std::fs::write(repo.join("a"), "uncommitted\n").unwrap();
+    std::fs::write(repo.join("untracked"), "u\n").unwrap();
+    std::fs::remove_file(repo.join("d")).unwrap();
+    let mut world = World::frozen(|store| {
+        let source = crate::base::DirSource { path: repo.clone(), include_ignored: false };
+        store.freeze_dir(&source, &|_| ()).unwrap()
+    });
+    let branch = world.copy();
+    branch.write("agent", "x\n");
+    world.scan(&branch);
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x", false))).unwrap();
+    let names = git.text(&["diff", "--no-renames", "--name-status", "HEAD", "x"]).unwrap();
+    assert_eq!(names, "M\ta\nA\tagent\nD\td\nA\tuntracked");
+}

@@ -1,0 +1,292 @@
+//! Lists a branch's own directory: an overlay's upper or a whole tree. Never follows a symlink, opens nothing but
+//! directories, and takes whatever happens meanwhile as data.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use proto::path::TreePath;
+use rayon::prelude::*;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags};
+use rustix::io::Errno;
+
+use crate::entries::StatId;
+
+/// Bytes of directory entries that one system call gives.
+const DIR_BUFFER_BYTES: usize = 32 * 1024;
+/// Notes about what could not be listed are cut here.
+pub(crate) const NOTES_MAX: usize = 100;
+
+/// How the layer marks what it deletes, by the extended attributes of its overlay mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Marks {
+    /// `trusted.overlay.*`: mounted by root.
+    Trusted,
+    /// `user.overlay.*`: mounted with `userxattr`.
+    User,
+    /// A plain tree: a device is a device.
+    None,
+}
+
+impl Marks {
+    fn name(self, what: &str) -> Option<String> {
+        match self {
+            Marks::Trusted => Some(format!("trusted.overlay.{what}")),
+            Marks::User => Some(format!("user.overlay.{what}")),
+            Marks::None => None,
+        }
+    }
+}
+
+/// Which directory of the layers below shows through a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Below {
+    /// The one at the same path.
+    Same,
+    /// None: it is opaque, or lies in one that is.
+    Nothing,
+    /// Another one: it was renamed.
+    Moved(TreePath),
+}
+
+/// What lies at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    File,
+    Dir(Below),
+    Symlink,
+    Other,
+    Whiteout,
+}
+
+/// One path as it was seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) what: What,
+    pub(crate) mode: u32,
+    pub(crate) size: u64,
+    pub(crate) stat: StatId,
+}
+
+/// All that was seen.
+#[derive(Default)]
+pub(crate) struct Walk {
+    /// By path, bytewise.
+    pub(crate) seen: Vec<(TreePath, Seen)>,
+    /// Directories that could not be listed: nothing is known of what they hold.
+    pub(crate) closed: Vec<TreePath>,
+    /// What could not be seen, for people.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Walk {
+    pub(crate) fn get(&self, path: &TreePath) -> Option<&Seen> {
+        let at = self.seen.binary_search_by(|(other, _)| other.cmp(path)).ok()?;
+        Some(&self.seen[at].1)
+    }
+
+    fn note(&mut self, note: String) {
+        if self.notes.len() < NOTES_MAX {
+            self.notes.push(note);
+        }
+    }
+}
+
+/// Lists everything below `root`, on the threads of the current pool.
+pub(crate) fn walk(root: BorrowedFd<'_>, marks: Marks) -> Result<Walk, Errno> {
+    let mut out = Walk::default();
+    let mut level = out.take(list(root, None, &Below::Same, marks)?);
+    while !level.is_empty() {
+        let listed: Vec<_> = level
+            .into_par_iter()
+            .with_min_len(16)
+            .map(|dir| (list(root, Some(&dir.path), &dir.parent, marks), dir))
+            .collect();
+        level = Vec::new();
+        for (listing, dir) in listed {
+            match listing {
+                Ok(listing) => {
+                    out.seen[dir.at].1.what = What::Dir(listing.below.clone());
+                    level.append(&mut out.take(listing));
+                }
+                // Gone or replaced since its parent was listed.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                Err(errno) => {
+                    out.note(format!("can't list {}: {errno}", dir.path));
+                    out.closed.push(dir.path);
+                }
+            }
+        }
+    }
+    out.seen.sort_by(|(a, _), (b, _)| a.cmp(b));
+    out.closed.sort();
+    Ok(out)
+}
+
+/// A directory that is still to be listed.
+struct Pending {
+    /// Its place in `seen`.
+    at: usize,
+    path: TreePath,
+    /// What shows through its parent.
+    parent: Below,
+}
+
+struct Listing {
+    below: Below,
+    seen: Vec<(TreePath, Seen)>,
+    notes: Vec<String>,
+}
+
+impl Walk {
+    /// Takes a listing and returns the directories that are to be listed next.
+    fn take(&mut self, listing: Listing) -> Vec<Pending> {
+        let mut dirs = Vec::new();
+        for (path, seen) in listing.seen {
+            if matches!(seen.what, What::Dir(_)) {
+                let parent = listing.below.clone();
+                dirs.push(Pending { at: self.seen.len(), path: path.clone(), parent });
+            }
+            self.seen.push((path, seen));
+        }
+        listing.notes.into_iter().for_each(|note| self.note(note));
+        dirs
+    }
+}
+
+fn list(
+    root: BorrowedFd<'_>,
+    path: Option<&TreePath>,
+    parent: &Below,
+    marks: Marks,
+) -> Result<Listing, Errno> {
+    let fd = open_dir(root, path)?;
+    let opaque = xattr(fd.as_fd(), marks.name("opaque").as_deref());
+    let below = match path {
+        None => Below::Same,
+        Some(_) if opaque.as_deref() == Some(b"y") => Below::Nothing,
+        Some(path) => below(path, parent, xattr(fd.as_fd(), marks.name("redirect").as_deref()), marks),
+    };
+    // A directory marked so may hold whiteouts that are plain files with a mark of their own.
+    let marks = Marked { marks, files: opaque.as_deref() == Some(b"x") };
+    let mut out = Listing { below, seen: Vec::new(), notes: Vec::new() };
+    let mut buffer = vec![MaybeUninit::uninit(); DIR_BUFFER_BYTES];
+    let mut dir = RawDir::new(&fd, &mut buffer);
+    while let Some(entry) = dir.next() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if matches!(name, b"." | b"..") {
+            continue;
+        }
+        let child = match path.map_or_else(|| TreePath::new(name), |path| path.join(name)) {
+            Ok(child) => child,
+            Err(error) => {
+                out.notes.push(format!("passed over a name: {error}"));
+                continue;
+            }
+        };
+        match look(fd.as_fd(), entry.file_name(), &marks) {
+            Ok(seen) => out.seen.push((child, seen)),
+            Err(Errno::NOENT) => {}
+            Err(errno) => out.notes.push(format!("can't look at {child}: {errno}")),
+        }
+    }
+    Ok(out)
+}
+
+/// The marks that hold in one directory.
+struct Marked {
+    marks: Marks,
+    /// Whether a whiteout may be an empty file with an attribute.
+    files: bool,
+}
+
+fn look(dir: BorrowedFd<'_>, name: &CStr, marked: &Marked) -> Result<Seen, Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let stat = rustix::fs::statx(dir, name, flags, StatxFlags::BASIC_STATS)?;
+    let whiteout = stat.stx_rdev_major == 0 && stat.stx_rdev_minor == 0 && marked.marks != Marks::None;
+    let what = match FileType::from_raw_mode(u32::from(stat.stx_mode)) {
+        FileType::RegularFile if marked.files && stat.stx_size == 0 && is_marked(dir, name, marked.marks) => {
+            What::Whiteout
+        }
+        FileType::RegularFile => What::File,
+        FileType::Symlink => What::Symlink,
+        FileType::Directory => What::Dir(Below::Nothing),
+        FileType::CharacterDevice if whiteout => What::Whiteout,
+        FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Fifo
+        | FileType::Socket
+        | FileType::Unknown => What::Other,
+    };
+    let sized = matches!(what, What::File | What::Symlink);
+    Ok(Seen {
+        what,
+        mode: u32::from(stat.stx_mode) & 0o7777,
+        size: if sized { stat.stx_size } else { 0 },
+        stat: stat_id(&stat),
+    })
+}
+
+/// What shows through a directory that is not opaque, by what shows through its parent and by its own redirect:
+/// absolute from the root of the layers below, or another name in what shows through its parent.
+fn below(path: &TreePath, parent: &Below, redirect: Option<Vec<u8>>, marks: Marks) -> Below {
+    if marks == Marks::None {
+        return Below::Nothing;
+    }
+    let name = redirect.as_deref().unwrap_or(path.file_name());
+    let shown = match (name.strip_prefix(b"/"), parent) {
+        (Some(absolute), _) => TreePath::new(absolute).ok(),
+        (None, Below::Nothing) => None,
+        (None, Below::Same) => path.parent().map_or_else(|| TreePath::new(name), |dir| dir.join(name)).ok(),
+        (None, Below::Moved(dir)) => dir.join(name).ok(),
+    };
+    match shown {
+        None => Below::Nothing,
+        Some(shown) if shown == *path => Below::Same,
+        Some(shown) => Below::Moved(shown),
+    }
+}
+
+fn is_marked(dir: BorrowedFd<'_>, name: &CStr, marks: Marks) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(fd) = rustix::fs::openat(dir, name, flags, Mode::empty()) else { return false };
+    xattr(fd.as_fd(), marks.name("whiteout").as_deref()).is_some()
+}
+
+fn open_dir(root: BorrowedFd<'_>, path: Option<&TreePath>) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match path {
+        None => rustix::fs::openat(root, ".", flags, Mode::empty()),
+        Some(path) => open_beneath(root, path, flags),
+    }
+}
+
+/// Opens `path` below `root` through no symlink, no mount point and no magic link.
+pub(crate) fn open_beneath(root: BorrowedFd<'_>, path: &TreePath, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
+    loop {
+        match rustix::fs::openat2(root, path.as_path(), flags, Mode::empty(), resolve) {
+            // A rename elsewhere made the kernel doubt: it asks to try again.
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            opened => return opened,
+        }
+    }
+}
+
+/// A file's identity, by `statx`.
+pub(crate) fn stat_id(stat: &Statx) -> StatId {
+    let ns = |time: rustix::fs::StatxTimestamp| {
+        time.tv_sec.saturating_mul(1_000_000_000).saturating_add(i64::from(time.tv_nsec))
+    };
+    StatId { ctime_ns: ns(stat.stx_ctime), mtime_ns: ns(stat.stx_mtime), ino: stat.stx_ino }
+}
+
+fn xattr(fd: BorrowedFd<'_>, name: Option<&str>) -> Option<Vec<u8>> {
+    let mut value = [0; proto::path::PATH_BYTES_MAX + 2];
+    let len = rustix::fs::fgetxattr(fd, name?, &mut value[..]).ok()?;
+    Some(value[..len].to_vec())
+}
