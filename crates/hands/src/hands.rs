@@ -199,7 +199,7 @@ impl Hands {
         let config = &options.config;
         let toolchains = match &options.home {
             Some(home) if config.toolchains => toolchains::find(home, &options.env),
-            Some(_) | None => Toolchains::default(),
+            Some(_) | None => Toolchains::none(),
         };
         let found = toolchains.found.clone();
         let root = rustix::process::geteuid().is_root();

@@ -59,8 +59,7 @@ const OFFLINE: [(&str, &str); 7] = [
 
 /// Looks below `home`; `env` is the runner's environment, of which only the variables that name a place are used.
 pub fn find(home: &Path, env: &BTreeMap<String, String>) -> Toolchains {
-    let mut all = Toolchains::default();
-    all.env.extend(OFFLINE.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    let mut all = Toolchains::none();
     let place = |variable: &str, default: &str| {
         env.get(variable)
             .map(PathBuf::from)
@@ -74,6 +73,12 @@ pub fn find(home: &Path, env: &BTreeMap<String, String>) -> Toolchains {
 }
 
 impl Toolchains {
+    /// None but what the system has.
+    pub fn none() -> Self {
+        let env = OFFLINE.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        Toolchains { env, ..Toolchains::default() }
+    }
+
     fn read_only(&mut self, path: &Path) {
         self.binds.push(Bind { from: path.to_owned(), to: path.to_owned(), access: Access::ReadOnly });
     }

@@ -67,10 +67,5 @@ pub fn run() -> usize {
     let Some(orders) = orders else { return 0 };
     let mut rest = [0u8; 64];
     while input.read(&mut rest).is_ok_and(|count| count > 0) {}
-    let removed = cgroup::sweep(&orders.places);
-    for place in &orders.places {
-        // It stays where the next runner on the same state directory has already begun.
-        let _ = std::fs::remove_dir(place);
-    }
-    removed
+    cgroup::sweep(&orders.places)
 }

@@ -1,6 +1,7 @@
 //! Control groups, version 2 or 1: what limits, measures, freezes and kills all processes of a hand together.
 //!
-//! A runner's groups are `PARENT/tendon-HASH/HAND`, HASH being of its state directory: another runner's are never touched.
+//! A runner's groups are `PARENT/tendon-HASH-RUN/HAND`, HASH being of its state directory and RUN random: another runner's are
+//! never touched, and a late warden does not touch those of the next run on the same state directory.
 
 mod mounts;
 mod v1;
@@ -10,6 +11,7 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use policy::Limits;
@@ -52,6 +54,22 @@ pub struct Cgroups {
     version: Option<Version>,
     /// Where a group was tried and why it failed, for doctor.
     pub tried: Vec<String>,
+    /// What the names of all runs on this state directory begin with.
+    prefix: String,
+    places: Arc<Places>,
+}
+
+/// The runner's directories; they go when nobody can make or has a group there any more.
+#[derive(Debug)]
+struct Places(Vec<PathBuf>);
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        for place in &self.0 {
+            // One that is not empty stays for the warden, or the next runner's sweep.
+            let _ = fs::remove_dir(place);
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -64,6 +82,7 @@ enum Version {
 #[derive(Debug)]
 pub struct Group {
     kind: Kind,
+    _places: Arc<Places>,
 }
 
 #[derive(Debug)]
@@ -75,13 +94,19 @@ enum Kind {
 impl Cgroups {
     /// Finds a place by making a group there. `state_dir` names the runner.
     pub fn find(state_dir: &Path) -> Self {
-        let name = runner_name(state_dir);
+        let prefix = runner_prefix(state_dir);
+        let name = format!("{prefix}{:08x}", random());
         let mounts = mounts::read();
         let mut tried = Vec::new();
         let version = v2::Parent::find(&mounts, &name, &mut tried)
             .map(Version::V2)
             .or_else(|| v1::Parent::find(&mounts, &name, &mut tried).map(Version::V1));
-        Cgroups { version, tried }
+        let places = match &version {
+            Some(Version::V2(parent)) => vec![parent.dir.clone()],
+            Some(Version::V1(parent)) => parent.dirs(),
+            None => Vec::new(),
+        };
+        Cgroups { version, tried, prefix, places: Arc::new(Places(places)) }
     }
 
     /// `cgroup2`, `cgroup1`, or nothing.
@@ -104,11 +129,7 @@ impl Cgroups {
 
     /// The runner's own directories, for the warden.
     pub fn places(&self) -> Vec<PathBuf> {
-        match &self.version {
-            Some(Version::V2(parent)) => vec![parent.dir.clone()],
-            Some(Version::V1(parent)) => parent.dirs(),
-            None => Vec::new(),
-        }
+        self.places.0.clone()
     }
 
     /// Makes a hand's group with its limits; `cpus` are the CPUs that it is pinned to. `None`: there are no groups here.
@@ -118,16 +139,27 @@ impl Cgroups {
             Some(Version::V1(parent)) => Kind::V1(parent.create(hand, limits, cpus)?),
             None => return Ok(None),
         };
-        Ok(Some(Group { kind }))
+        Ok(Some(Group { kind, _places: Arc::clone(&self.places) }))
     }
 
-    /// Kills and removes what an earlier runner on the same state directory left. Returns how many groups.
+    /// Kills and removes what earlier runs on the same state directory left. Returns how many groups.
     pub fn sweep(&self) -> usize {
-        sweep(&self.places())
+        let mut removed = 0;
+        for own in &self.places.0 {
+            let entries = own.parent().and_then(|parent| fs::read_dir(parent).ok());
+            let names = entries.into_iter().flatten().flatten();
+            let others: Vec<PathBuf> = names
+                .filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.prefix))
+                .map(|entry| entry.path())
+                .filter(|path| path != own)
+                .collect();
+            removed += sweep(&others);
+        }
+        removed
     }
 }
 
-/// Kills all processes of all groups below these directories and removes those.
+/// Kills all processes of all groups below these directories and removes them all.
 pub fn sweep(places: &[PathBuf]) -> usize {
     let mut removed = 0;
     for place in places {
@@ -138,6 +170,7 @@ pub fn sweep(places: &[PathBuf]) -> usize {
             kill_all(&group.path());
             removed += usize::from(remove_dir(&group.path()));
         }
+        let _ = fs::remove_dir(place);
     }
     removed
 }
@@ -224,12 +257,19 @@ impl Group {
     }
 }
 
-/// `tendon-` and 16 hex digits of the state directory's canonical path.
-fn runner_name(state_dir: &Path) -> String {
+/// `tendon-`, 16 hex digits of the state directory's canonical path, `-`.
+fn runner_prefix(state_dir: &Path) -> String {
     use std::os::unix::ffi::OsStrExt as _;
     let path = fs::canonicalize(state_dir).unwrap_or_else(|_| state_dir.to_owned());
     let hash = blake3::hash(path.as_os_str().as_bytes());
-    format!("tendon-{}", &hash.to_hex()[..16])
+    format!("tendon-{}-", &hash.to_hex()[..16])
+}
+
+fn random() -> u32 {
+    let mut bytes = [0u8; 4];
+    // Without it two runs may share a name, which costs no more than a late warden's confusion.
+    let _ = getrandom::fill(&mut bytes);
+    u32::from_ne_bytes(bytes)
 }
 
 /// SIGKILLs what is in the group until nothing is.
@@ -306,8 +346,8 @@ mod tests {
 
     #[test]
     fn a_name_belongs_to_one_state_directory() {
-        assert_eq!(runner_name(Path::new("/a")), runner_name(Path::new("/a")));
-        assert_ne!(runner_name(Path::new("/a")), runner_name(Path::new("/b")));
-        assert_eq!(runner_name(Path::new("/a")).len(), "tendon-".len() + 16);
+        assert_eq!(runner_prefix(Path::new("/a")), runner_prefix(Path::new("/a")));
+        assert_ne!(runner_prefix(Path::new("/a")), runner_prefix(Path::new("/b")));
+        assert_eq!(runner_prefix(Path::new("/a")).len(), "tendon--".len() + 16);
     }
 }
