@@ -5,7 +5,7 @@ use axum::body::Bytes;
 use axum::extract::{Path, RawQuery, State};
 use axum::response::{IntoResponse as _, Response};
 use proto::http::{EditRequest, FILE_BYTES_MAX, FileEntry, query_bytes};
-use proto::path::TreePath;
+use proto::path::{JsonBytes, TreePath};
 use vfs::Actor;
 
 use super::branch_id;
@@ -93,7 +93,22 @@ pub(crate) async fn list(
     };
     let branch = branch_id(&app, branch).await?;
     let list = move |store: &vfs::Store| store.edit(&branch, &Actor::cli(peer.uid))?.list(path.as_ref());
-    Ok(Json(app.runner.with_store(list).await?))
+    Ok(Json(app.runner.with_store(list).await?.into_iter().map(entry).collect()))
+}
+
+fn entry(found: vfs::DirEntry) -> FileEntry {
+    let kind = match found.stat.kind {
+        vfs::FileKind::File => "file",
+        vfs::FileKind::Dir => "dir",
+        vfs::FileKind::Symlink => "symlink",
+        vfs::FileKind::Other => "other",
+    };
+    FileEntry {
+        name: JsonBytes::new(&found.name),
+        kind: kind.into(),
+        mode: found.stat.mode,
+        size: found.stat.size,
+    }
 }
 
 fn path(query: &str) -> Result<TreePath, Problem> {
