@@ -124,9 +124,9 @@ async fn run(
         argv,
         cwd: request.cwd.as_ref().map(|cwd| cwd.as_bytes().to_vec()),
         env: request.env,
-        stdin: if request.stdin { Stdin::Stream } else { Stdin::Empty },
+        stdin: if request.stdin { Stdin::Piped } else { Stdin::Null },
         pty: request.pty.map(|size| hands::Size { rows: size.rows, cols: size.cols }),
-        wall_ms_max,
+        wall_ms_max: (wall_ms_max > 0).then_some(wall_ms_max),
     };
     let (sender, control) = mpsc::channel(CONTROLS_MAX);
     execs(runner).insert(exec.clone(), sender);
@@ -139,6 +139,7 @@ async fn run(
         runner,
         branch: &branch,
         hand: &lease.hand,
+        exec: &exec,
         spec,
         cancel: &cancel,
         disk_bytes_end: disk_bytes_max.map(|max| size.saturating_add(max)),

@@ -5,7 +5,7 @@ use std::future::pending;
 
 use hands::{ExecEvent, ExecSpec, Hand};
 use proto::http::ExecControl;
-use proto::ids::BranchId;
+use proto::ids::{BranchId, ExecId};
 use proto::path::JsonBytes;
 use proto::verify::Outcome;
 use tokio::sync::mpsc;
@@ -21,6 +21,7 @@ pub(crate) struct Call<'a> {
     pub(crate) runner: &'a Runner,
     pub(crate) branch: &'a BranchId,
     pub(crate) hand: &'a Hand,
+    pub(crate) exec: &'a ExecId,
     pub(crate) spec: ExecSpec,
     pub(crate) cancel: &'a CancellationToken,
     /// The branch may not be larger than this.
@@ -52,8 +53,8 @@ pub(crate) struct Ended {
 pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> Ended {
     let started = Instant::now();
     call.hand.memory_peak_reset();
-    let spec = std::mem::replace(&mut call.spec, empty_spec());
-    let (outcome, reported) = match call.hand.exec(spec).await {
+    let spec = std::mem::take(&mut call.spec);
+    let (outcome, reported) = match call.hand.exec(call.exec, spec).await {
         Ok(exec) => follow(&mut call, exec, outlet).await,
         Err(error) => (Outcome::NotStarted { reason: chain(&error) }, None),
     };
@@ -82,7 +83,7 @@ async fn follow<E: Send>(
         tokio::select! {
             event = exec.next_event() => match event {
                 Some(ExecEvent::Output { fd, bytes }) => outlet.put(fd, &bytes, call.cancel).await,
-                Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering }) => {
+                Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max: _ }) => {
                     let outcome = stop.map_or(outcome, |(why, _)| why);
                     return (outcome, Some((cpu_ms, wall_ms, lingering)));
                 }
@@ -93,7 +94,8 @@ async fn follow<E: Send>(
             },
             () = gone(call.cancel, &outlet.events), if !stopping => {
                 stop = Some((Outcome::Cancelled, Instant::now() + CANCEL_GRACE));
-                exec.cancel().await;
+                // A hand that is lost can't be asked: the grace time ends it.
+                let _ = exec.cancel().await;
             }
             () = end_of(&stop), if stopping => {
                 call.hand.stop().await;
@@ -102,13 +104,16 @@ async fn follow<E: Send>(
             _ = watch.tick(), if !stopping && call.disk_bytes_end.is_some() => {
                 if outgrown(call).await {
                     stop = Some((Outcome::LimitExceeded { limit: "disk".into() }, Instant::now() + CANCEL_GRACE));
-                    exec.cancel().await;
+                    // A hand that is lost can't be asked: the grace time ends it.
+                let _ = exec.cancel().await;
                 }
             }
             () = &mut feed, if !fed => fed = true,
             control = next(&mut call.control) => match control {
-                Some(ExecControl::Signal { signal }) => exec.signal(signal).await,
-                Some(ExecControl::Resize { size }) => exec.resize(hands::Size { rows: size.rows, cols: size.cols }).await,
+                Some(ExecControl::Signal { signal }) => drop(exec.signal(signal).await),
+                Some(ExecControl::Resize { size }) => {
+                    drop(exec.resize(hands::Size { rows: size.rows, cols: size.cols }).await);
+                }
                 Some(ExecControl::Cancel {}) => call.cancel.cancel(),
                 None => call.control = None,
             },
@@ -117,10 +122,10 @@ async fn follow<E: Send>(
 }
 
 /// Passes standard input on until it ends, or the command takes no more.
-async fn feed(sink: Option<hands::StdinSink>, stdin: Option<mpsc::Receiver<Vec<u8>>>) {
-    let (Some(mut sink), Some(mut stdin)) = (sink, stdin) else { return };
+async fn feed(sink: Option<hands::ExecStdin>, stdin: Option<mpsc::Receiver<Vec<u8>>>) {
+    let (Some(sink), Some(mut stdin)) = (sink, stdin) else { return };
     while let Some(bytes) = stdin.recv().await {
-        if sink.send(bytes).await.is_err() {
+        if !sink.write(bytes.into()).await {
             return;
         }
     }
@@ -179,8 +184,4 @@ impl<E: Send> Outlet<E> {
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let parts = std::iter::successors(Some(error), |error| error.source());
     parts.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-fn empty_spec() -> ExecSpec {
-    ExecSpec { argv: vec![], cwd: None, env: vec![], stdin: hands::Stdin::Empty, pty: None, wall_ms_max: 0 }
 }

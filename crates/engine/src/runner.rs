@@ -72,10 +72,12 @@ impl Blocking {
 impl Runner {
     /// Opens the state directory and finds out what hands this host can have. Blocks for as long as recovery takes.
     pub async fn open(options: RunnerOptions) -> Result<Self, Below> {
-        let (dir, store_options) = (options.state_dir, options.settings.store_options());
+        let (dir, store_options) = (options.state_dir.clone(), options.settings.store_options());
+        let state_dir = options.state_dir;
         let store = Blocking::run(move || Store::open(&dir, store_options)).await.map_err(Below::new)?;
-        let hands =
-            Hands::new(options.settings.hands_options(options.hand_binary)).await.map_err(Below::new)?;
+        let hands = Hands::new(options.settings.hands_options(options.hand_binary, state_dir))
+            .await
+            .map_err(Below::new)?;
         let warm = WarmHands::new(&options.settings.runner);
         let inner = Inner {
             store,
@@ -146,7 +148,10 @@ impl Runner {
         let forked =
             self.with_store(move |store| store.fork_branch(&branch, name.as_deref(), &actor, busy)).await;
         if let Some(hand) = hand {
-            hand.thaw().await;
+            // A hand that can't be thawed is of no more use to anybody.
+            if hand.thaw().await.is_err() {
+                hand.stop().await;
+            }
         }
         forked.map_err(Below::new)
     }
@@ -235,7 +240,7 @@ impl Drop for Entered {
 /// What runs on a branch can't be stopped for a moment, so the branch can't be forked.
 #[derive(Debug, thiserror::Error)]
 #[error("what runs on the branch can't be frozen for the fork")]
-struct FreezeError(#[source] hands::E);
+struct FreezeError(#[source] hands::FreezeError);
 
 impl Coded for FreezeError {
     fn code(&self) -> Code {
@@ -243,5 +248,19 @@ impl Coded for FreezeError {
     }
     fn hint(&self) -> Option<String> {
         Some("wait until the command has ended, then fork".into())
+    }
+}
+
+/// A branch's mount can't be given to a hand.
+#[derive(Debug, thiserror::Error)]
+#[error("the branch's mount can't be cloned for a hand")]
+pub(crate) struct CloneError(#[source] pub(crate) std::io::Error);
+
+impl Coded for CloneError {
+    fn code(&self) -> Code {
+        Code::HostBroken
+    }
+    fn hint(&self) -> Option<String> {
+        Some("see what this host can do with: tendon doctor".into())
     }
 }

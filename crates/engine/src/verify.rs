@@ -23,7 +23,7 @@ use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
 use crate::meter::{self, Call, Ended, Outlet};
 use crate::record::Changes;
-use crate::runner::Runner;
+use crate::runner::{CloneError, Runner};
 
 /// Why a verify could not be run. What its commands did wrong is in the report instead.
 #[derive(Debug, thiserror::Error)]
@@ -242,7 +242,9 @@ impl Run<'_> {
         let branch = ground.branch.clone();
         let root = self.runner.with_store(move |store| store.mount(&branch)).await.map_err(below)?;
         let limits = grant.limits.clone();
-        let spec = HandSpec { root, grant, env: self.request.env.clone() };
+        // The branch stays mounted as long as `root` lives, which is longer than the hand.
+        let mount = root.mount_clone().map_err(CloneError).map_err(below)?;
+        let spec = HandSpec { root: mount, grant, env: self.request.env.clone() };
         let hand = tokio::select! {
             hand = self.runner.hands().boot(spec) => hand.map_err(below)?,
             () = self.cancel.cancelled() => return Ok(ran),
@@ -251,6 +253,7 @@ impl Run<'_> {
         let result = self.commands(ground, &hand, &limits, &logs, &mut ran).await;
         // What the hand's background processes wrote last is captured after they are gone.
         hand.stop().await;
+        drop(root);
         ran.lingering = false;
         result?;
         let last = self.scan(&ground.branch, &Actor::verify(&self.id), None, &mut ran).await;
@@ -315,13 +318,23 @@ impl Run<'_> {
             argv: argv.iter().map(|word| word.clone().into_bytes()).collect(),
             cwd: None,
             env: Vec::new(),
-            stdin: Stdin::Empty,
+            stdin: Stdin::Null,
             pty: None,
-            wall_ms_max,
+            wall_ms_max: (wall_ms_max > 0).then_some(wall_ms_max),
         };
         let (runner, branch, cancel) = (self.runner, &ground.branch, &self.cancel);
         let ended = meter::run(
-            Call { runner, branch, hand, spec, cancel, disk_bytes_end, stdin: None, control: None },
+            Call {
+                runner,
+                branch,
+                hand,
+                exec: &exec,
+                spec,
+                cancel,
+                disk_bytes_end,
+                stdin: None,
+                control: None,
+            },
             &mut outlet,
         )
         .await;

@@ -11,13 +11,13 @@ use proto::ids::BranchId;
 use proto::verify::LimitInForce;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{Instant, interval};
-use vfs::{Actor, Writers};
+use vfs::{Actor, Root, Writers};
 
 use crate::below::Below;
 use crate::config::RunnerConfig;
 use crate::limits::CAPTURE_EVERY;
 use crate::meter::chain;
-use crate::runner::Runner;
+use crate::runner::{CloneError, Runner};
 
 /// Something runs on the branch.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +82,8 @@ struct Warm {
     used: Instant,
     /// Whose background processes may still write.
     lingering: Option<Actor>,
+    /// The branch stays mounted as long as its hand lives.
+    _root: Root,
 }
 
 /// A place on a branch's hand for one exec.
@@ -169,8 +171,17 @@ impl WarmHands {
         let mounted = branch.clone();
         let root = runner.with_store(move |store| store.mount(&mounted)).await.map_err(below)?;
         let limits = grant.limits.clone();
-        let hand = runner.hands().boot(HandSpec { root, grant, env: Vec::new() }).await.map_err(below)?;
-        let warm = Warm { hand: hand.clone(), limits, running: 1, used: Instant::now(), lingering: None };
+        let mount = root.mount_clone().map_err(CloneError).map_err(below)?;
+        let hand =
+            runner.hands().boot(HandSpec { root: mount, grant, env: Vec::new() }).await.map_err(below)?;
+        let warm = Warm {
+            hand: hand.clone(),
+            limits,
+            running: 1,
+            used: Instant::now(),
+            lingering: None,
+            _root: root,
+        };
         self.slots().insert(branch.clone(), warm);
         Ok(Lease { runner: runner.clone(), branch: branch.clone(), hand })
     }

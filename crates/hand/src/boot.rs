@@ -60,6 +60,12 @@ fn host(what: &'static str) -> impl FnOnce(io::Error) -> BootError {
 
 /// Runs the hand until its channel closes.
 pub fn run() -> Result<(), BootError> {
+    // A defect must end the hand, loudly for the runner, and not only the task that ran into it.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::exit(70);
+    }));
     let channel = take(CHANNEL_FD)?;
     let config = read_config(File::from(take(CONFIG_FD)?))?;
     reset_signals();
@@ -75,18 +81,26 @@ pub fn run() -> Result<(), BootError> {
     let null = File::options().read(true).open("/dev/null").map_err(host("opening /dev/null"))?;
     let landlock = confine::landlock(&config)?;
     let table = Arc::new(Table::new(config.work_dir.clone().into(), spawner));
-    let server =
-        Server { table: Arc::clone(&table), config, root, null: null.into(), landlock, serial: AtomicU64::new(0) };
+    let server = Server {
+        table: Arc::clone(&table),
+        config,
+        root,
+        null: null.into(),
+        landlock,
+        serial: AtomicU64::new(0),
+    };
 
     // One thread: the fork in `Spawner` relies on it, and each hop to another would cost a wake-up per exec.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(host("tokio"))?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(host("tokio"))?;
     let served = runtime.block_on(live(server, Arc::clone(&table), channel));
     table.kill_everything(&Cause::Dropped);
     served
 }
 
 async fn live(server: Server, table: Arc<Table>, channel: OwnedFd) -> Result<(), BootError> {
-    let signal = child_signal().and_then(pipe::Receiver::from_owned_fd_unchecked).map_err(host("signalfd"))?;
+    let signal =
+        child_signal().and_then(pipe::Receiver::from_owned_fd_unchecked).map_err(host("signalfd"))?;
     let channel = StdUnixStream::from(channel);
     channel.set_nonblocking(true).map_err(host("the channel"))?;
     let channel = UnixStream::from_std(channel).map_err(host("the channel"))?;
@@ -104,7 +118,8 @@ fn read_config(file: File) -> Result<BootConfig, BootError> {
     let mut json = Vec::new();
     // The writer may have left the offset at the end.
     let at = io::Seek::rewind(&mut &file);
-    at.and_then(|()| file.take(BOOT_BYTES_MAX).read_to_end(&mut json)).map_err(host("reading the configuration"))?;
+    at.and_then(|()| file.take(BOOT_BYTES_MAX).read_to_end(&mut json))
+        .map_err(host("reading the configuration"))?;
     Ok(BootConfig::from_json(&json)?)
 }
 

@@ -1,8 +1,8 @@
 //! Landlock: the allow-list of paths that the runner gave, applied to this process and so to all that it starts.
 
 use landlock::{
-    ABI, Access, AccessFs, LandlockStatus, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
-    RulesetStatus, Scope,
+    ABI, Access, AccessFs, LandlockStatus, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, RulesetStatus, Scope,
 };
 use proto::hand::BootConfig;
 
@@ -19,8 +19,10 @@ pub fn landlock(config: &BootConfig) -> Result<String, RulesetError> {
         .handle_access(AccessFs::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?
         .create()?;
-    let lists =
-        [(&config.read_paths, AccessFs::from_read(NEWEST)), (&config.write_paths, AccessFs::from_all(NEWEST))];
+    let lists = [
+        (&config.read_paths, AccessFs::from_read(NEWEST)),
+        (&config.write_paths, AccessFs::from_all(NEWEST)),
+    ];
     for (paths, access) in lists {
         for path in paths {
             let Ok(fd) = PathFd::new(path) else { continue };

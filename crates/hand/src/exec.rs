@@ -51,7 +51,8 @@ pub fn start(
         terminal: plan.pty.is_some(),
     };
     let plumbing = Plumbing::lay(plan).map_err(|error| format!("the hand can't make pipes: {error}"))?;
-    let (report, report_in) = open_pipe(Nonblocking::Read).map_err(|error| format!("the hand can't make pipes: {error}"))?;
+    let (report, report_in) =
+        open_pipe(Nonblocking::Read).map_err(|error| format!("the hand can't make pipes: {error}"))?;
     let report = readable(report).map_err(|error| format!("the hand can't watch a pipe: {error}"))?;
     let ends = &plumbing.theirs;
     let stdio = [
@@ -60,9 +61,9 @@ pub fn start(
         ends.stderr.as_ref().unwrap_or(&ends.stdout).as_fd(),
     ];
     let terminal = plan.pty.is_some().then(|| plumbing.stdin.clone()).flatten();
-    let ticket = table
-        .spawn(&plan.exec, &command, stdio, report_in.as_fd(), terminal)
-        .map_err(|error| start_failure(Stage::Fork, error.raw_os_error().unwrap_or(0), &command, &directory))?;
+    let ticket = table.spawn(&plan.exec, &command, stdio, report_in.as_fd(), terminal).map_err(|error| {
+        start_failure(Stage::Fork, error.raw_os_error().unwrap_or(0), &command, &directory)
+    })?;
     drop(plumbing.theirs);
     drop(report_in);
 
@@ -105,7 +106,9 @@ fn start_failure(stage: Stage, errno: i32, command: &Command, directory: &Path) 
         (Stage::Fork, _) => format!("the hand can't make a process: {error}"),
         (Stage::Terminal, _) => format!("the terminal can't be taken: {error}"),
         (Stage::Cwd, _) => format!("the directory {} can't be entered: {error}", directory.display()),
-        (Stage::Exec, 8) => format!("`{program}` is neither a program of this machine nor a script with a #! line"),
+        (Stage::Exec, 8) => {
+            format!("`{program}` is neither a program of this machine nor a script with a #! line")
+        }
         (Stage::Exec, 2) if Path::new(&*program).exists() => {
             format!("`{program}` is there, but the interpreter that it names was not found in the sandbox")
         }
@@ -378,9 +381,9 @@ impl Task {
         // The command may be over while its last output is still awaited: what it left running lives on.
         if self.ended.is_none() && !self.killing {
             self.killing = true;
-            let (table, supervisor, gone) =
-                (Arc::clone(&self.table), self.ticket.supervisor, self.ticket.gone.clone());
-            tokio::spawn(async move { table.kill_tree(supervisor, gone).await });
+            let (table, exec) = (Arc::clone(&self.table), self.ticket.exec.clone());
+            let (supervisor, gone) = (self.ticket.supervisor, self.ticket.gone.clone());
+            tokio::spawn(async move { table.kill_tree(&exec, supervisor, gone).await });
         }
     }
 

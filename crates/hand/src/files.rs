@@ -62,7 +62,8 @@ fn below(path: &[u8]) -> Result<&Path, FileError> {
 /// Opens beneath `root`: no symlink leads out, no magic link is followed, a fifo does not hang.
 fn open_beneath(root: impl AsFd, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     // With O_PATH nothing is opened that could hang.
-    let careful = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY };
+    let careful =
+        if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY };
     let flags = flags | OFlags::CLOEXEC | careful;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
@@ -128,7 +129,8 @@ impl Incoming {
     pub fn finish(mut self) -> Result<u64, FileError> {
         self.file = None;
         let name = Path::new(OsStr::from_bytes(&self.name));
-        rustix::fs::renameat(&self.dir, &*self.temporary, &self.dir, name).map_err(failed(name, "put in its place"))?;
+        rustix::fs::renameat(&self.dir, &*self.temporary, &self.dir, name)
+            .map_err(failed(name, "put in its place"))?;
         self.temporary.clear();
         Ok(self.bytes)
     }

@@ -128,7 +128,8 @@ impl Plan {
                 Ok(()) | Err(_) => {}
             }
         }
-        let found = unusable.first().map(|path| format!(" ({} is there, but can't be executed)", path.display()));
+        let found =
+            unusable.first().map(|path| format!(" ({} is there, but can't be executed)", path.display()));
         Err(PlanError::NotFound {
             name: name.to_string_lossy().into_owned(),
             searched: String::from_utf8_lossy(&self.path).into_owned(),
@@ -160,9 +161,15 @@ mod tests {
         refused(start(&[]), "the command is empty");
         refused(start(&[""]), "the command is empty");
         refused(start(&["a\0b"]), "an argument holds a NUL byte");
-        refused(Start { exec: String::new(), ..start(&["true"]) }, "the exec's id is empty or longer than 64 bytes");
+        refused(
+            Start { exec: String::new(), ..start(&["true"]) },
+            "the exec's id is empty or longer than 64 bytes",
+        );
         let var = EnvVar { name: "A=B".into(), value: "c".into() };
-        refused(Start { env: vec![var], ..start(&["true"]) }, "`A=B` is not the name of an environment variable");
+        refused(
+            Start { env: vec![var], ..start(&["true"]) },
+            "`A=B` is not the name of an environment variable",
+        );
     }
 
     #[test]

@@ -23,7 +23,8 @@ pub fn run(config: &BootConfig, landlock: &str, table: &Table) -> Vec<Finding> {
     findings.add("oom_score_adj.raised", table.raises_oom_score());
     for name in NAMESPACES {
         let link = std::fs::read_link(format!("/proc/self/ns/{name}"));
-        findings.add(&format!("ns.{name}"), link.map_or_else(|e| kind(&e), |link| link.display().to_string()));
+        findings
+            .add(&format!("ns.{name}"), link.map_or_else(|e| kind(&e), |link| link.display().to_string()));
     }
     findings.add("net.interfaces", interfaces());
     let metadata = SocketAddrV4::new(Ipv4Addr::new(169, 254, 169, 254), 80);
@@ -62,7 +63,10 @@ impl Findings {
         ];
         for (field, name) in names {
             let value = text.lines().find_map(|line| line.strip_prefix(field));
-            self.add(name, value.map_or("unknown", |value| value.split_ascii_whitespace().next().unwrap_or("")));
+            self.add(
+                name,
+                value.map_or("unknown", |value| value.split_ascii_whitespace().next().unwrap_or("")),
+            );
         }
     }
 }
@@ -78,7 +82,9 @@ fn connects(address: SocketAddrV4) -> String {
         Ok(_) => "open".into(),
         // No answer in time: there is a way out, only nobody at its end.
         Err(error) if error.kind() == io::ErrorKind::TimedOut => "open (no answer)".into(),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => "open (refused by the other side)".into(),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            "open (refused by the other side)".into()
+        }
         Err(error) => format!("closed ({})", kind(&error)),
     }
 }

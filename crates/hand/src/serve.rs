@@ -13,8 +13,9 @@ use proto::hand::exited::How;
 use proto::hand::hand_server::{Hand, HandServer};
 use proto::hand::put_input::Input as PutMessage;
 use proto::hand::{
-    BootConfig, ControlReply, ControlRequest, ExecInput, ExecOutput, Exited, GetChunk, GetRequest, KillAllReply,
-    KillAllRequest, MESSAGE_BYTES_MAX, PutInput, PutReply, SelfTestReply, SelfTestRequest, StatusReply, StatusRequest,
+    BootConfig, ControlReply, ControlRequest, ExecInput, ExecOutput, Exited, GetChunk, GetRequest,
+    KillAllReply, KillAllRequest, MESSAGE_BYTES_MAX, PutInput, PutReply, SelfTestReply, SelfTestRequest,
+    StatusReply, StatusRequest,
 };
 use rustix::process::Signal;
 use tokio::net::UnixStream;
@@ -77,7 +78,9 @@ fn refused(error: &FileError) -> Status {
     match error {
         FileError::Path { .. } | FileError::NotRegular { .. } => Status::invalid_argument(text),
         FileError::TooLarge { .. } => Status::out_of_range(text),
-        FileError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Status::not_found(text),
+        FileError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            Status::not_found(text)
+        }
         FileError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
             Status::resource_exhausted(text)
         }
@@ -95,7 +98,10 @@ impl Hand for Server {
     type ExecStream = ReceiverStream<Result<ExecOutput, Status>>;
     type GetStream = ReceiverStream<Result<GetChunk, Status>>;
 
-    async fn exec(&self, request: Request<Streaming<ExecInput>>) -> Result<Response<Self::ExecStream>, Status> {
+    async fn exec(
+        &self,
+        request: Request<Streaming<ExecInput>>,
+    ) -> Result<Response<Self::ExecStream>, Status> {
         let mut input = request.into_inner();
         let Some(ExecInput { input: Some(Input::Start(start)) }) = input.message().await? else {
             return Err(Status::invalid_argument("an exec begins with `start`"));
@@ -159,7 +165,9 @@ impl Hand for Server {
             while let Ok(room) = out.reserve().await {
                 match file.next_chunk() {
                     Some(Ok(chunk)) => room.send(Ok(chunk)),
-                    Some(Err(error)) => room.send(Err(Status::data_loss(format!("the file can't be read: {error}")))),
+                    Some(Err(error)) => {
+                        room.send(Err(Status::data_loss(format!("the file can't be read: {error}"))))
+                    }
                     None => break,
                 }
             }

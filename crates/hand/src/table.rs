@@ -196,7 +196,7 @@ impl Table {
         if !sys::supervise::kill_namespace() {
             let me = std::process::id().cast_signed();
             for _ in 0..crate::limits::STRIKE_ROUNDS_MAX {
-                if tree::strike(me) == 0 {
+                if tree::strike_now(me) == 0 {
                     break;
                 }
                 self.reap();
@@ -209,7 +209,8 @@ impl Table {
     /// here: nothing holds that exec's processes together any more, so all of them are killed.
     pub fn reap(&self) -> bool {
         let mut murdered = false;
-        while let Ok(Some((pid, status))) = rustix::process::waitpid(None, WaitOptions::NOHANG) {
+        // `wait`, not rustix's `waitpid(None)`: that is only for children of one's own process group.
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             if let Some(supervisor) = self.lock().supervisors.remove(&pid.as_raw_nonzero().get()) {
                 supervisor.gone.send_replace(true);
                 murdered |= ended_badly(status) && !supervisor.doomed;
@@ -234,8 +235,8 @@ impl Table {
         }
     }
 
-    /// Kills all below one supervisor, and returns when that is done. Where it can't be done, everything is killed.
-    pub async fn kill_tree(&self, supervisor: i32, mut gone: watch::Receiver<bool>) {
+    /// Kills all below an exec's supervisor, and returns when that is done. Where it can't be done, everything is killed.
+    pub async fn kill_tree(&self, exec: &str, supervisor: i32, mut gone: watch::Receiver<bool>) {
         let since = Instant::now();
         let mut pause_ms = 1;
         while !*gone.borrow() {
@@ -244,7 +245,13 @@ impl Table {
                 tree::signal(supervisor, Signal::KILL);
                 return;
             }
-            tree::strike(supervisor);
+            // Most of what a command starts stays in its group, which dies at once.
+            let command = self.lock().execs.get(exec).and_then(|running| running.command);
+            if let Some(group) = command {
+                tree::signal_group(group, Signal::KILL);
+            }
+            let limit = KILL_PATIENCE.saturating_sub(since.elapsed());
+            let _ = tokio::time::timeout(limit, tree::strike(supervisor)).await;
             let pause = std::time::Duration::from_millis(pause_ms);
             let _ = tokio::time::timeout(pause, gone.changed()).await;
             pause_ms = (pause_ms * 2).min(50);

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use sys::supervise::process_group;
 
 use crate::limits::{PROCESSES_MAX, STRIKE_ROUNDS_MAX};
 
@@ -70,28 +71,92 @@ fn parent(pid: i32) -> Option<i32> {
 
 /// Stops every descendant of `root` until no new one turns up, then kills them all. `root` itself goes on, also if
 /// the code had stopped it. Some may escape by a race: strike again until `root` has no child left.
-pub fn strike(root: i32) -> usize {
-    let mut seen = HashSet::new();
+///
+/// Whole process groups are signalled where possible: the kernel does that in one step, which a fork can't escape, and a
+/// plain fork bomb is one group. Each step gives way to the hand's other work, which a storm must not hold up.
+pub async fn strike(root: i32) {
+    let mut targets = Targets::default();
     for _ in 0..STRIKE_ROUNDS_MAX {
-        let fresh: Vec<i32> = descendants(root).into_iter().filter(|pid| seen.insert(*pid)).collect();
-        if fresh.is_empty() {
+        let before = targets.pids.len();
+        let mut visited = HashSet::new();
+        let mut open = vec![root];
+        while let Some(pid) = open.pop() {
+            // Without a kernel's list of children there is one look at all processes instead.
+            let children = match children(pid) {
+                Some(children) => children,
+                None if pid == root => descendants_by_parent(root),
+                None => Vec::new(),
+            };
+            for child in children {
+                targets.stop(child);
+                if visited.len() < PROCESSES_MAX && visited.insert(child) {
+                    open.push(child);
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        if targets.pids.len() == before {
             break;
         }
-        for pid in fresh {
-            signal(pid, Signal::STOP);
+    }
+    targets.kill();
+    signal(root, Signal::CONT);
+}
+
+/// The same for a root that goes on forking meanwhile itself, without giving way. Returns how many were found.
+pub fn strike_now(root: i32) -> usize {
+    let mut targets = Targets::default();
+    for pid in descendants(root) {
+        targets.stop(pid);
+    }
+    targets.kill();
+    targets.pids.len()
+}
+
+/// Processes and groups to be killed.
+#[derive(Default)]
+struct Targets {
+    pids: HashSet<i32>,
+    groups: HashSet<i32>,
+}
+
+impl Targets {
+    /// Stops a process, and the group that it is in.
+    fn stop(&mut self, pid: i32) {
+        if !self.pids.insert(pid) {
+            return;
+        }
+        signal(pid, Signal::STOP);
+        // Between its fork and its new session a command is in the hand's own group.
+        let group = process_group(pid).filter(|group| Some(*group) != process_group(0));
+        if let Some(group) = group
+            && self.groups.insert(group)
+        {
+            signal_group(group, Signal::STOP);
         }
     }
-    for pid in &seen {
-        signal(*pid, Signal::KILL);
+
+    fn kill(&self) {
+        for group in &self.groups {
+            signal_group(*group, Signal::KILL);
+        }
+        for pid in &self.pids {
+            signal(*pid, Signal::KILL);
+        }
     }
-    signal(root, Signal::CONT);
-    seen.len()
 }
 
 /// Best effort: a process that is gone needs no signal.
 pub fn signal(pid: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid) {
         let _ = kill_process(pid, signal);
+    }
+}
+
+/// Best effort, for a process group.
+pub fn signal_group(group: i32, signal: Signal) {
+    if let Some(group) = Pid::from_raw(group) {
+        let _ = kill_process_group(group, signal);
     }
 }
 

@@ -1,6 +1,10 @@
 //! A hand's life: boot, death, silence, files, self-test.
 
-#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test: it starts the hand, and panics when something is off")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test: it starts the hand, and panics when something is off"
+)]
 
 mod kit;
 
@@ -32,10 +36,16 @@ async fn a_dead_hand_is_known_at_once() {
     signal(&kit, Signal::KILL);
     let outcome = run(exec).await.outcome;
     assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
-    assert!(matches!(&outcome, Outcome::HandLost { reason } if reason.contains("its channel closed")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Outcome::HandLost { reason } if reason.contains("its channel closed")),
+        "{outcome:?}"
+    );
     assert!(kit.link().lost().is_some());
     let error = kit.link().exec(kit::id(), argv(&["true"])).await.unwrap_err();
-    assert!(matches!(&error, LinkError::Lost { reason } if reason.contains("its channel closed")), "{error:?}");
+    assert!(
+        matches!(&error, LinkError::Lost { reason } if reason.contains("its channel closed")),
+        "{error:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -47,7 +57,10 @@ async fn a_stuck_hand_is_known_within_seconds() {
     let outcome = run(exec).await.outcome;
     let took = since.elapsed();
     signal(&kit, Signal::CONT);
-    assert!(matches!(&outcome, Outcome::HandLost { reason } if reason.contains("did not answer for 5 s")), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Outcome::HandLost { reason } if reason.contains("did not answer for 5 s")),
+        "{outcome:?}"
+    );
     assert!(took < Duration::from_millis(7800), "{took:?}");
 }
 
@@ -64,7 +77,13 @@ async fn a_hand_ends_with_its_channel() {
 fn a_bad_configuration_is_refused() {
     let mut config = BootConfig::new("/");
     config.version = 99;
-    for bad in [&config.to_json().unwrap()[..], b"", b"{}", &BootConfig::new("/no/such").to_json().unwrap(), &BootConfig::new("tmp").to_json().unwrap()] {
+    for bad in [
+        &config.to_json().unwrap()[..],
+        b"",
+        b"{}",
+        &BootConfig::new("/no/such").to_json().unwrap(),
+        &BootConfig::new("tmp").to_json().unwrap(),
+    ] {
         let (mut child, _channel) = start(bad);
         assert!(ends_within(&mut child, Duration::from_secs(5)));
         assert_eq!(child.wait().unwrap().code(), Some(4));
@@ -115,7 +134,16 @@ async fn the_self_test_tells_what_confines() {
     assert_eq!(value("path./etc/passwd"), Some("open"));
     assert_eq!(value("path./no/such"), Some("closed (no such file or directory)"));
     assert_eq!(value("no_new_privs"), Some("0"));
-    for name in ["pid", "uid", "caps.effective", "seccomp", "ns.net", "net.interfaces", "net.metadata", "syscall.keyctl"] {
+    for name in [
+        "pid",
+        "uid",
+        "caps.effective",
+        "seccomp",
+        "ns.net",
+        "net.interfaces",
+        "net.metadata",
+        "syscall.keyctl",
+    ] {
         assert!(value(name).is_some_and(|value| !value.is_empty()), "{name}");
     }
     println!("{findings:#?}");
@@ -137,9 +165,11 @@ async fn landlock_is_applied_and_inherited() {
     }
     println!("{landlock}");
     assert!(findings.contains(&("path./etc/passwd".into(), "closed (permission denied)".into())));
-    let ran = kit.sh("cat /etc/passwd; echo x > /usr/x; echo y > mine; cat mine; cat /dev/null && echo null").await;
+    let ran =
+        kit.sh("cat /etc/passwd; echo x > /usr/x; echo y > mine; cat mine; cat /dev/null && echo null").await;
     assert_eq!(ran.text(), "y\nnull");
     // Its own processes can still be killed.
-    let ran = run(kit.exec(hands::link::ExecSpec { wall_ms_max: Some(200), ..argv(&["sleep", "60"]) }).await).await;
+    let ran =
+        run(kit.exec(hands::link::ExecSpec { wall_ms_max: Some(200), ..argv(&["sleep", "60"]) }).await).await;
     assert_eq!(ran.outcome, Outcome::TimedOut { wall_ms_max: 200 });
 }

@@ -81,7 +81,11 @@ pub fn etc(etc: &Path, host_etc: &Path, names: &[String]) -> io::Result<()> {
     write("group", format!("root:x:0:\ntty:x:5:\nagent:x:{AGENT_ID}:\nnogroup:x:65534:\n"))?;
     write("hosts", format!("127.0.0.1 localhost {HOSTNAME}\n::1 localhost ip6-localhost\n"))?;
     write("hostname", format!("{HOSTNAME}\n"))?;
-    write("nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files\nservices: files\nprotocols: files\n".into())?;
+    write(
+        "nsswitch.conf",
+        "passwd: files\ngroup: files\nshadow: files\nhosts: files\nservices: files\nprotocols: files\n"
+            .into(),
+    )?;
     write("resolv.conf", String::new())?;
     if !etc.join("mtab").exists() {
         symlink("/proc/self/mounts", etc.join("mtab"))?;
@@ -170,8 +174,21 @@ fn meminfo(bytes: u64) -> String {
         text.push_str(&format!("{:<16}{value:>8} kB\n", format!("{name}:")));
     }
     for name in [
-        "Buffers", "Cached", "SwapCached", "Active", "Inactive", "SwapTotal", "SwapFree", "Dirty", "Writeback", "AnonPages",
-        "Mapped", "Shmem", "Slab", "SReclaimable", "SUnreclaim",
+        "Buffers",
+        "Cached",
+        "SwapCached",
+        "Active",
+        "Inactive",
+        "SwapTotal",
+        "SwapFree",
+        "Dirty",
+        "Writeback",
+        "AnonPages",
+        "Mapped",
+        "Shmem",
+        "Slab",
+        "SReclaimable",
+        "SUnreclaim",
     ] {
         text.push_str(&format!("{:<16}{:>8} kB\n", format!("{name}:"), 0));
     }
@@ -251,9 +268,13 @@ mod tests {
             fs::write(host.join(name), name).unwrap();
             fs::set_permissions(host.join(name), fs::Permissions::from_mode(mode)).unwrap();
         };
-        for (name, mode) in
-            [("shadow", 0o640), ("ssl/certs/a.pem", 0o644), ("ssl/certs/key", 0o600), ("ssh/key", 0o644), ("java-17", 0o644)]
-        {
+        for (name, mode) in [
+            ("shadow", 0o640),
+            ("ssl/certs/a.pem", 0o644),
+            ("ssl/certs/key", 0o600),
+            ("ssh/key", 0o644),
+            ("java-17", 0o644),
+        ] {
             write(name, mode);
         }
         symlink("ssl/certs/a.pem", host.join("javalink")).unwrap();
@@ -273,7 +294,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         machine(dir.path(), &limits()).unwrap();
         let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
-        assert!(read("proc/meminfo").starts_with("MemTotal:        1048576 kB\n"), "{}", read("proc/meminfo"));
+        assert!(
+            read("proc/meminfo").starts_with("MemTotal:        1048576 kB\n"),
+            "{}",
+            read("proc/meminfo")
+        );
         assert_eq!(read("sys/devices/system/cpu/online"), "0-1\n");
         assert_eq!(read("sys/fs/cgroup/cpu.max"), "150000 100000\n");
         assert!(read("proc/cpuinfo").matches("processor").count() <= 2);

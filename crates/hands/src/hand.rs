@@ -158,7 +158,9 @@ impl Process {
                 "its memory limit was reached and the kernel killed it".into()
             }
             // bubblewrap passes a signal on as 128 and its number.
-            Some(Ended::Exited(code)) if code > 128 => format!("it was killed by signal {}{words}", code - 128),
+            Some(Ended::Exited(code)) if code > 128 => {
+                format!("it was killed by signal {}{words}", code - 128)
+            }
             Some(Ended::Exited(code)) => format!("it exited with status {code}{words}"),
             Some(Ended::Signalled(signal)) => format!("it was killed by signal {signal}{words}"),
             None => format!("it ended{words}"),
@@ -213,7 +215,7 @@ impl Hand {
         let most = self.inner.wall_ms_max;
         spec.wall_ms_max = Some(spec.wall_ms_max.map_or(most, |asked| asked.min(most)));
         let oom_kills = self.oom_kills();
-        let exec = self.inner.link.exec(id, spec).await.map_err(|error| self.explain(error))?;
+        let exec = self.inner.link.exec(id.clone(), spec).await.map_err(|error| self.explain(error))?;
         Ok(Exec { exec, hand: self.clone(), oom_kills })
     }
 
@@ -385,7 +387,9 @@ impl Exec {
         };
         let outcome = match outcome {
             Outcome::Signalled { signal: SIGXFSZ } => exceeded("disk"),
-            Outcome::Exited { code: 1.. } | Outcome::Signalled { .. } if self.out_of_memory() => exceeded("memory"),
+            Outcome::Exited { code: 1.. } | Outcome::Signalled { .. } if self.out_of_memory() => {
+                exceeded("memory")
+            }
             Outcome::HandLost { reason } => self.why_lost(reason).await,
             other @ (Outcome::Exited { .. }
             | Outcome::Signalled { .. }

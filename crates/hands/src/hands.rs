@@ -352,7 +352,9 @@ async fn first_words(
             Err(BootError::Died { reason: known.unwrap_or(reason) })
         }
         Ok(done) => done,
-        Err(_) => Err(BootError::Slow { words: process.last_words().unwrap_or_else(|| "it wrote nothing".into()) }),
+        Err(_) => {
+            Err(BootError::Slow { words: process.last_words().unwrap_or_else(|| "it wrote nothing".into()) })
+        }
     }
 }
 
@@ -404,7 +406,8 @@ fn own_cpus() -> io::Result<Vec<usize>> {
 
 fn own_namespaces() -> Vec<(String, String)> {
     let link = |kind: &str| std::fs::read_link(format!("/proc/self/ns/{kind}"));
-    let name = |kind: &&str| (kind.to_string(), link(kind).map(|to| to.display().to_string()).unwrap_or_default());
+    let name =
+        |kind: &&str| (kind.to_string(), link(kind).map(|to| to.display().to_string()).unwrap_or_default());
     NAMESPACES.iter().map(name).collect()
 }
 
@@ -432,7 +435,8 @@ fn caps(cgroups: &Cgroups, cpus: usize, hand_binary: &Path) -> HostCaps {
 
 fn memory_bytes() -> u64 {
     let mut text = String::new();
-    let read = std::fs::File::open("/proc/meminfo").and_then(|file| file.take(4096).read_to_string(&mut text));
+    let read =
+        std::fs::File::open("/proc/meminfo").and_then(|file| file.take(4096).read_to_string(&mut text));
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).filter(|_| read.is_ok());
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
     kib.map_or(0, |kib| kib * 1024)

@@ -23,8 +23,9 @@ use proto::hand::exited::How;
 use proto::hand::hand_client::HandClient;
 use proto::hand::put_input::Input as PutMessage;
 use proto::hand::{
-    CHUNK_BYTES_MAX, Cancelled, ControlRequest, EnvVar, ExecInput, ExecOutput, Exited, GetRequest, KillAllRequest,
-    MESSAGE_BYTES_MAX, PutInput, PutOpen, SelfTestRequest, Start, StatusReply, StatusRequest, WindowSize,
+    CHUNK_BYTES_MAX, Cancelled, ControlRequest, EnvVar, ExecInput, ExecOutput, Exited, GetRequest,
+    KillAllRequest, MESSAGE_BYTES_MAX, PutInput, PutOpen, SelfTestRequest, Start, StatusReply, StatusRequest,
+    WindowSize,
 };
 use proto::ids::ExecId;
 use proto::verify::Outcome;
@@ -205,7 +206,8 @@ impl Link {
         let id = start.exec.clone();
         let wall_ms_max = start.wall_ms_max;
         let (input, stdin) = inputs(start, stdin);
-        let stream = self.client.clone().exec(input).await.map_err(|status| self.error(&status))?.into_inner();
+        let stream =
+            self.client.clone().exec(input).await.map_err(|status| self.error(&status))?.into_inner();
         let control = ExecControl { id, link: self.clone() };
         Ok(Exec { control, stdin, stream, wall_ms_max, over: false })
     }
@@ -243,19 +245,22 @@ impl Link {
 
     /// What the hand finds about its own confinement, as name and value.
     pub async fn self_test(&self) -> Result<Vec<(String, String)>, LinkError> {
-        let reply = self.client.clone().self_test(SelfTestRequest {}).await.map_err(|status| self.error(&status))?;
+        let reply =
+            self.client.clone().self_test(SelfTestRequest {}).await.map_err(|status| self.error(&status))?;
         Ok(reply.into_inner().findings.into_iter().map(|finding| (finding.name, finding.value)).collect())
     }
 
     /// Asks whether it lives, and what runs in it.
     pub async fn ping(&self) -> Result<StatusReply, LinkError> {
-        let reply = self.client.clone().status(StatusRequest {}).await.map_err(|status| self.error(&status))?;
+        let reply =
+            self.client.clone().status(StatusRequest {}).await.map_err(|status| self.error(&status))?;
         Ok(reply.into_inner())
     }
 
     /// Kills every process of every exec, background processes included. Returns how many execs had any.
     pub async fn kill_all(&self) -> Result<u32, LinkError> {
-        let reply = self.client.clone().kill_all(KillAllRequest {}).await.map_err(|status| self.error(&status))?;
+        let reply =
+            self.client.clone().kill_all(KillAllRequest {}).await.map_err(|status| self.error(&status))?;
         Ok(reply.into_inner().execs)
     }
 
@@ -390,8 +395,12 @@ impl Exec {
     pub async fn next_event(&mut self) -> Option<ExecEvent> {
         while !self.over {
             let event = match self.stream.message().await {
-                Ok(Some(ExecOutput { output: Some(Output::Stdout(bytes)) })) => ExecEvent::Output { fd: 1, bytes },
-                Ok(Some(ExecOutput { output: Some(Output::Stderr(bytes)) })) => ExecEvent::Output { fd: 2, bytes },
+                Ok(Some(ExecOutput { output: Some(Output::Stdout(bytes)) })) => {
+                    ExecEvent::Output { fd: 1, bytes }
+                }
+                Ok(Some(ExecOutput { output: Some(Output::Stderr(bytes)) })) => {
+                    ExecEvent::Output { fd: 2, bytes }
+                }
                 Ok(Some(ExecOutput { output: Some(Output::Exited(exited)) })) => self.ended(exited),
                 Ok(Some(ExecOutput { output: Some(Output::Started(_)) | None })) => continue,
                 Ok(None) => self.lost("the hand ended the call without a word".into()),
@@ -399,7 +408,10 @@ impl Exec {
                     // The stream hears of the channel's end before the cause is known.
                     let grace = Duration::from_millis(200);
                     let closed = tokio::time::timeout(grace, self.control.link.closed()).await;
-                    self.lost(closed.unwrap_or_else(|_| format!("the hand broke off the call: {}", status.message())))
+                    self.lost(
+                        closed
+                            .unwrap_or_else(|_| format!("the hand broke off the call: {}", status.message())),
+                    )
                 }
             };
             return Some(event);
@@ -488,7 +500,8 @@ impl ExecControl {
 
     async fn act(&self, action: Action) -> Result<bool, LinkError> {
         let request = ControlRequest { exec: self.id.clone(), action: Some(action) };
-        let reply = self.link.client.clone().control(request).await.map_err(|status| self.link.error(&status))?;
+        let reply =
+            self.link.client.clone().control(request).await.map_err(|status| self.link.error(&status))?;
         Ok(reply.into_inner().found)
     }
 }
@@ -560,7 +573,11 @@ impl Watched {
 }
 
 impl AsyncRead for Watched {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
         self.note(polled, |()| buf.filled().len() == before)

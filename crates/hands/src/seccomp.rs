@@ -46,7 +46,10 @@ struct List {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(not(test), expect(dead_code, reason = "name and reason are for readers, and for the test that they exist"))]
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "name and reason are for readers, and for the test that they exist")
+)]
 struct Group {
     name: String,
     reason: String,
@@ -56,7 +59,10 @@ struct Group {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(not(test), expect(dead_code, reason = "the reason is for readers, and for the test that it exists"))]
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "the reason is for readers, and for the test that it exists")
+)]
 struct Rule {
     syscall: String,
     reason: String,
@@ -115,7 +121,10 @@ pub(crate) fn sealed(name: &str, bytes: &[u8]) -> std::io::Result<OwnedFd> {
     let mut file = std::fs::File::from(fd);
     file.write_all(bytes)?;
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    rustix::fs::fcntl_add_seals(
+        &file,
+        SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+    )?;
     Ok(file.into())
 }
 
@@ -125,7 +134,8 @@ fn rules(list: &List) -> Result<Vec<Value>, SeccompError> {
     let plain: BTreeSet<&String> = here.flat_map(|group| &group.syscalls).collect();
     out.extend(plain.iter().map(|name| json!({ "syscall": name })));
     for rule in &list.rule {
-        let args = rule.args.iter().map(|arg| condition(&rule.syscall, arg)).collect::<Result<Vec<_>, _>>()?;
+        let args =
+            rule.args.iter().map(|arg| condition(&rule.syscall, arg)).collect::<Result<Vec<_>, _>>()?;
         out.push(json!({ "syscall": rule.syscall, "args": args }));
     }
     Ok(out)
@@ -178,14 +188,64 @@ mod tests {
     #[test]
     fn what_must_never_be_allowed_is_not() {
         const NEVER: &[&str] = &[
-            "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen", "fsconfig", "fsmount", "fspick",
-            "mount_setattr", "unshare", "setns", "clone3", "bpf", "perf_event_open", "userfaultfd", "io_uring_setup",
-            "io_uring_enter", "io_uring_register", "keyctl", "add_key", "request_key", "ptrace", "process_vm_readv",
-            "process_vm_writev", "process_madvise", "pidfd_getfd", "kcmp", "init_module", "finit_module", "delete_module",
-            "kexec_load", "kexec_file_load", "reboot", "swapon", "swapoff", "quotactl", "open_by_handle_at",
-            "name_to_handle_at", "acct", "settimeofday", "clock_settime", "adjtimex", "clock_adjtime", "syslog", "iopl",
-            "ioperm", "modify_ldt", "lookup_dcookie", "fanotify_init", "vhangup", "sethostname", "setdomainname", "nfsservctl",
-            "migrate_pages", "move_pages", "memfd_secret",
+            "mount",
+            "umount2",
+            "pivot_root",
+            "chroot",
+            "move_mount",
+            "open_tree",
+            "fsopen",
+            "fsconfig",
+            "fsmount",
+            "fspick",
+            "mount_setattr",
+            "unshare",
+            "setns",
+            "clone3",
+            "bpf",
+            "perf_event_open",
+            "userfaultfd",
+            "io_uring_setup",
+            "io_uring_enter",
+            "io_uring_register",
+            "keyctl",
+            "add_key",
+            "request_key",
+            "ptrace",
+            "process_vm_readv",
+            "process_vm_writev",
+            "process_madvise",
+            "pidfd_getfd",
+            "kcmp",
+            "init_module",
+            "finit_module",
+            "delete_module",
+            "kexec_load",
+            "kexec_file_load",
+            "reboot",
+            "swapon",
+            "swapoff",
+            "quotactl",
+            "open_by_handle_at",
+            "name_to_handle_at",
+            "acct",
+            "settimeofday",
+            "clock_settime",
+            "adjtimex",
+            "clock_adjtime",
+            "syslog",
+            "iopl",
+            "ioperm",
+            "modify_ldt",
+            "lookup_dcookie",
+            "fanotify_init",
+            "vhangup",
+            "sethostname",
+            "setdomainname",
+            "nfsservctl",
+            "migrate_pages",
+            "move_pages",
+            "memfd_secret",
         ];
         let list = list();
         let groups = list.group.iter().flat_map(|group| &group.syscalls);

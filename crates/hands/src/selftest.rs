@@ -146,6 +146,9 @@ mod tests {
         findings.retain(|(name, _)| name != "landlock");
         let expect = Expect { tolerate: vec!["landlock".into()], ..expect() };
         let judgement = judge(&findings, &expect);
-        assert_eq!((judgement.problems.len(), judgement.degraded), (0, vec!["landlock: not reported".to_owned()]));
+        assert_eq!(
+            (judgement.problems.len(), judgement.degraded),
+            (0, vec!["landlock: not reported".to_owned()])
+        );
     }
 }

@@ -61,7 +61,10 @@ const OFFLINE: [(&str, &str); 7] = [
 pub fn find(home: &Path, env: &BTreeMap<String, String>) -> Toolchains {
     let mut all = Toolchains::none();
     let place = |variable: &str, default: &str| {
-        env.get(variable).map(PathBuf::from).filter(|path| path.is_absolute()).unwrap_or_else(|| home.join(default))
+        env.get(variable)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+            .unwrap_or_else(|| home.join(default))
     };
     rust(&mut all, &place("CARGO_HOME", ".cargo"), &place("RUSTUP_HOME", ".rustup"), env);
     python(&mut all, home, &place("PYENV_ROOT", ".pyenv"));
@@ -214,10 +217,12 @@ fn without_secrets(text: &str) -> String {
 fn strip(table: &mut toml::Table) {
     table.retain(|key, value| {
         let key = key.to_lowercase();
-        let secret = ["token", "secret", "password", "credential", "proxy"].iter().any(|word| key.contains(word));
+        let secret =
+            ["token", "secret", "password", "credential", "proxy"].iter().any(|word| key.contains(word));
         // A URL may hold a user and a password.
         let in_url = value.as_str().is_some_and(|text| {
-            text.split_once("://").is_some_and(|(_, rest)| rest.split('/').next().unwrap_or_default().contains('@'))
+            text.split_once("://")
+                .is_some_and(|(_, rest)| rest.split('/').next().unwrap_or_default().contains('@'))
         });
         !secret && !in_url
     });
@@ -326,7 +331,8 @@ mod tests {
         let found = home.find();
         assert_eq!(found.found, ["pyenv", "pip --user", "pip", "nvm", "npm"]);
         assert!(found.path.contains(&home.path().join(".nvm/versions/node/v20.11.0/bin")));
-        let copied: Vec<&Bind> = found.binds.iter().filter(|bind| bind.access == Access::CopyOnWrite).collect();
+        let copied: Vec<&Bind> =
+            found.binds.iter().filter(|bind| bind.access == Access::CopyOnWrite).collect();
         assert_eq!(copied[0].to, Path::new("/home/agent/.cache/pip"));
         assert_eq!(copied[1].to, Path::new("/home/agent/.npm/_cacache"));
         assert!(found.binds.iter().all(|bind| !bind.from.ends_with(".npmrc")));

@@ -311,7 +311,8 @@ mod tests {
 
     #[test]
     fn no_sandbox_no_grant() {
-        let missing = Missing { what: "bwrap is not installed".into(), fix: Some("apt-get install bubblewrap".into()) };
+        let missing =
+            Missing { what: "bwrap is not installed".into(), fix: Some("apt-get install bubblewrap".into()) };
         let host = HostCaps { sandbox_missing: Some(missing), ..host() };
         let refusal = grant(&LimitsAsked::default(), &Config::default(), &host).unwrap_err();
         assert_eq!(refusal.to_string(), "this host has no sandbox: bwrap is not installed");
@@ -341,12 +342,8 @@ mod tests {
             proptest::option::of(0..u64::MAX),
             proptest::option::of(0..u64::MAX),
         )
-            .prop_map(|(cpu_milli, memory_bytes_max, pids_max, disk_bytes_max, wall_ms_max)| LimitsAsked {
-                cpu_milli,
-                memory_bytes_max,
-                pids_max,
-                disk_bytes_max,
-                wall_ms_max,
+            .prop_map(|(cpu_milli, memory_bytes_max, pids_max, disk_bytes_max, wall_ms_max)| {
+                LimitsAsked { cpu_milli, memory_bytes_max, pids_max, disk_bytes_max, wall_ms_max }
             })
     }
 

@@ -24,5 +24,9 @@ fn generated_code_matches_the_proto_file() {
         std::fs::write(&kept_path, &fresh).unwrap();
     }
     let kept = std::fs::read_to_string(&kept_path).unwrap_or_default();
-    assert!(kept == fresh, "{} is out of date: run UPDATE=1 cargo test -p proto --features hand", kept_path.display());
+    assert!(
+        kept == fresh,
+        "{} is out of date: run UPDATE=1 cargo test -p proto --features hand",
+        kept_path.display()
+    );
 }

@@ -38,6 +38,11 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    // Not for people, so not in the help: see `hands::warden`.
+    if std::env::args_os().nth(1).is_some_and(|word| word == engine::config::WARDEN_WORD) {
+        engine::warden();
+        return ExitCode::SUCCESS;
+    }
     let args = Args::parse();
     // As the user's own namespace names them, for the audit.
     let uid = rustix::process::geteuid().as_raw();

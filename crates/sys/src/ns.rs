@@ -56,8 +56,7 @@ pub fn enter_private() -> Result<Private, EnterError> {
         Private::UserAndMount => (UnshareFlags::NEWNS | UnshareFlags::NEWUSER, "user and mount"),
     };
     // SAFETY: the process has one thread, and no descriptor table is unshared.
-    unsafe { unshare_unsafe(flags) }
-        .map_err(|error| EnterError::Unshare { what, source: error.into() })?;
+    unsafe { unshare_unsafe(flags) }.map_err(|error| EnterError::Unshare { what, source: error.into() })?;
     if kind == Private::UserAndMount {
         write_identity_map(uid.as_raw(), gid.as_raw()).map_err(EnterError::Map)?;
     }

@@ -231,11 +231,13 @@ impl<'a> Prepared<'a> {
     fn new(plan: &'a Plan, points: &'a [CString]) -> io::Result<Self> {
         let has = |number| plan.fds.iter().any(|(to, _)| *to == number);
         let sane = plan.fds.iter().all(|(to, _)| (0..SOURCE_FD_MIN).contains(to));
-        if plan.argv.is_empty() || !has(0) || !has(1) || !has(2) || !sane || plan.staged.len() > points.len() {
+        if plan.argv.is_empty() || !has(0) || !has(1) || !has(2) || !sane || plan.staged.len() > points.len()
+        {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let lift = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), SOURCE_FD_MIN);
-        let staged = plan.staged.iter().zip(points).map(|((fd, kind), at)| Ok((lift(fd)?, *kind, at.as_c_str())));
+        let staged =
+            plan.staged.iter().zip(points).map(|((fd, kind), at)| Ok((lift(fd)?, *kind, at.as_c_str())));
         let fds = plan.fds.iter().map(|(to, fd)| Ok((*to, lift(fd)?)));
         Ok(Prepared {
             argv: plan.argv.iter().map(|arg| arg.as_ptr()).chain([std::ptr::null()]).collect(),
@@ -297,12 +299,18 @@ fn prepare_child(plan: &Prepared<'_>) -> Result<(), Stage> {
     for (which, limit) in &plan.rlimits {
         let null = std::ptr::null_mut::<libc::rlimit64>();
         // SAFETY: the limit is valid for the call; 0 is the caller itself.
-        check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, *which, &raw const *limit, null) }, Stage::Rlimit)?;
+        check(
+            unsafe { libc::syscall(libc::SYS_prlimit64, 0, *which, &raw const *limit, null) },
+            Stage::Rlimit,
+        )?;
     }
     if let Some(cpus) = &plan.cpus {
         let size = size_of::<libc::cpu_set_t>();
         // SAFETY: the set is valid for its size; 0 is the caller itself.
-        check(unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, &raw const *cpus) }, Stage::Affinity)?;
+        check(
+            unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, &raw const *cpus) },
+            Stage::Affinity,
+        )?;
     }
     if let Some(ids) = plan.ids {
         become_user(ids)?;
@@ -322,12 +330,22 @@ fn stage_mounts(plan: &Prepared<'_>) -> Result<(), Stage> {
     let flags = libc::MS_REC | libc::MS_PRIVATE;
     let none = std::ptr::null::<c_char>();
     // SAFETY: the strings are static; changing propagation reads no other argument.
-    check(unsafe { libc::syscall(libc::SYS_mount, none, c"/".as_ptr(), none, flags, none) }, Stage::Propagation)?;
+    check(
+        unsafe { libc::syscall(libc::SYS_mount, none, c"/".as_ptr(), none, flags, none) },
+        Stage::Propagation,
+    )?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV;
     let (kind, options) = (c"tmpfs", c"mode=0755,size=256k,nr_inodes=256");
     // SAFETY: the strings are static.
     let mounted = unsafe {
-        libc::syscall(libc::SYS_mount, kind.as_ptr(), c"/tmp".as_ptr(), kind.as_ptr(), flags, options.as_ptr())
+        libc::syscall(
+            libc::SYS_mount,
+            kind.as_ptr(),
+            c"/tmp".as_ptr(),
+            kind.as_ptr(),
+            flags,
+            options.as_ptr(),
+        )
     };
     check(mounted, Stage::Tmpfs)?;
     for (fd, kind, point) in &plan.staged {
@@ -343,9 +361,8 @@ fn stage_mounts(plan: &Prepared<'_>) -> Result<(), Stage> {
         check(made, Stage::MountPoint)?;
         let (from, flags) = (fd.as_raw_fd(), libc::MOVE_MOUNT_F_EMPTY_PATH);
         // SAFETY: both paths end with NUL.
-        let moved = unsafe {
-            libc::syscall(libc::SYS_move_mount, from, c"".as_ptr(), libc::AT_FDCWD, point, flags)
-        };
+        let moved =
+            unsafe { libc::syscall(libc::SYS_move_mount, from, c"".as_ptr(), libc::AT_FDCWD, point, flags) };
         check(moved, Stage::MoveMount)?;
     }
     Ok(())

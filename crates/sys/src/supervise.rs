@@ -231,7 +231,13 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
 }
 
 /// The supervisor's whole life.
-fn supervise(plan: &mut Plan<'_>, stack_top: *mut c_void, stdio: [RawFd; 3], report: RawFd, parent: i32) -> ! {
+fn supervise(
+    plan: &mut Plan<'_>,
+    stack_top: *mut c_void,
+    stdio: [RawFd; 3],
+    report: RawFd,
+    parent: i32,
+) -> ! {
     become_reaper(parent);
     for (to, from) in (0..).zip(stdio) {
         // SAFETY: dup2 touches descriptors only, and this process uses none that it overwrites.
@@ -437,6 +443,13 @@ pub fn child_signal() -> io::Result<OwnedFd> {
     }
     // SAFETY: it was opened above and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The process group of a process (0: of this one). `None`: it is gone, or its group's leader lies outside our namespace.
+pub fn process_group(pid: i32) -> Option<i32> {
+    // SAFETY: no pointer is involved.
+    let group = unsafe { libc::getpgid(pid) };
+    (group > 0).then_some(group)
 }
 
 /// As the first process of a process id namespace: sends SIGKILL to all others in one step that no fork escapes.

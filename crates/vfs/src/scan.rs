@@ -250,9 +250,9 @@ impl Store {
             own,
             lower,
             made_ns,
+            rules_changed,
             lower_dirs: Dirs::default(),
             base_dirs: Dirs::default(),
-            rules_changed,
         };
         let changes = scan.compare()?;
         scan.record(changes, actor, detail, writers)
@@ -273,10 +273,10 @@ struct Scan<'a> {
     lower: Option<BTreeMap<TreePath, Entry>>,
     /// Of a whole tree: when it was made.
     made_ns: i64,
-    lower_dirs: Dirs,
-    base_dirs: Dirs,
     /// Whether patterns changed in a way that the directory no longer shows.
     rules_changed: bool,
+    lower_dirs: Dirs,
+    base_dirs: Dirs,
 }
 
 /// Whether directories exist.

@@ -24,15 +24,22 @@ pub struct Kit {
     child: Child,
 }
 
-/// Starts the binary. The shell lays the descriptors, which safe code can't.
+/// Starts the binary.
 pub fn start(config: &[u8]) -> (Child, UnixStream) {
+    start_as(config, &[env!("CARGO_BIN_EXE_hand")])
+}
+
+/// Starts a command line that ends in the binary. The shell lays the descriptors, which safe code can't.
+pub fn start_as(config: &[u8], line: &[&str]) -> (Child, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut memory: File = rustix::fs::memfd_create("boot", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into();
     memory.write_all(config).unwrap();
     memory.rewind().unwrap();
     let child = Command::new("/bin/sh")
-        .args(["-c", "exec 3<&0 4<&1 0</dev/null 1>&2; exec \"$0\"", env!("CARGO_BIN_EXE_hand")])
+        .args(["-c", "exec 3<&0 4<&1 0</dev/null 1>&2; exec \"$0\" \"$@\""])
+        .args(line)
         .env_clear()
+        .env("PATH", "/usr/bin:/bin")
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::from(OwnedFd::from(memory)))
         .spawn()
@@ -53,6 +60,35 @@ impl Kit {
         change(&mut config);
         let (child, channel) = start(&config.to_json().unwrap());
         Kit { link: Some(Link::connect(channel).await.unwrap()), dir, child }
+    }
+
+    /// A hand that is process 1 of its own namespaces and has no capability, as a tier would boot it. None, aloud: this host
+    /// gives no user namespaces. `before` is what runs the hand, inside.
+    pub async fn confined(before: &[&str]) -> Option<Kit> {
+        let dir = tempfile::tempdir().unwrap();
+        let binary = dir.path().join("hand");
+        std::fs::copy(env!("CARGO_BIN_EXE_hand"), &binary).unwrap();
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(dir.path(), open).unwrap();
+        let mut line =
+            vec!["unshare", "--user", "--map-user=1000", "--map-group=1000", "--pid", "--net", "--ipc"];
+        line.extend(["--fork", "--kill-child", "--mount-proc"]);
+        if rustix::process::getuid().is_root() {
+            line.splice(
+                0..0,
+                ["setpriv", "--reuid=60600", "--regid=60600", "--clear-groups", "--no-new-privs"],
+            );
+        }
+        let tried = Command::new(line[0]).args(&line[1..]).arg("true").status();
+        if !tried.is_ok_and(|status| status.success()) {
+            println!("SKIPPED: no user namespaces here");
+            return None;
+        }
+        line.extend(before);
+        line.push(binary.to_str().unwrap());
+        let config = BootConfig::new(dir.path().to_str().unwrap()).to_json().unwrap();
+        let (child, channel) = start_as(&config, &line);
+        Some(Kit { link: Some(Link::connect(channel).await.unwrap()), dir, child })
     }
 
     /// The link.
@@ -162,7 +198,8 @@ impl Ran {
 pub async fn run(mut exec: Exec) -> Ran {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     loop {
-        match exec.next_event().await.expect("an end") {
+        let event = tokio::time::timeout(Duration::from_secs(30), exec.next_event()).await;
+        match event.expect("something within 30 s").expect("an end") {
             ExecEvent::Output { fd: 1, bytes } => stdout.extend_from_slice(&bytes),
             ExecEvent::Output { bytes, .. } => stderr.extend_from_slice(&bytes),
             ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, .. } => {

@@ -292,7 +292,9 @@ fn kill_all(dir: &Path) {
 
 /// By pidfd, and only when the process is still of the group: its number may be another's by now.
 fn kill_member(pid: i32, group: &str) {
-    let Some(pidfd) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return };
+    let Some(pidfd) = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+        return;
+    };
     let member = fs::read_to_string(format!("/proc/{pid}/cgroup"))
         .is_ok_and(|text| text.lines().any(|line| line.rsplit('/').next() == Some(group)));
     if member {

@@ -27,8 +27,11 @@ fn parse(mountinfo: &str, own: &str) -> Vec<Mount> {
     let mut found = Vec::new();
     for line in mountinfo.lines() {
         let Some((before, after)) = line.split_once(" - ") else { continue };
-        let (before, after): (Vec<&str>, Vec<&str>) = (before.split(' ').collect(), after.split(' ').collect());
-        let (Some(root), Some(point), Some(kind)) = (before.get(3), before.get(4), after.first()) else { continue };
+        let (before, after): (Vec<&str>, Vec<&str>) =
+            (before.split(' ').collect(), after.split(' ').collect());
+        let (Some(root), Some(point), Some(kind)) = (before.get(3), before.get(4), after.first()) else {
+            continue;
+        };
         let unified = *kind == "cgroup2";
         if !unified && *kind != "cgroup" {
             continue;

@@ -116,7 +116,9 @@ impl Parent {
 fn xattr_delegate(dir: &Path) -> bool {
     let mut value = [0u8; 8];
     let marks = ["user.delegate", "trusted.delegate"];
-    marks.iter().any(|mark| rustix::fs::getxattr(dir, *mark, &mut value).is_ok_and(|size| value[..size] == *b"1"))
+    marks
+        .iter()
+        .any(|mark| rustix::fs::getxattr(dir, *mark, &mut value).is_ok_and(|size| value[..size] == *b"1"))
 }
 
 /// Whether this process is the only one of the group.

@@ -124,8 +124,16 @@ mod tests {
         let argv: Vec<&str> = argv.iter().map(|arg| arg.to_str().unwrap()).collect();
         assert_eq!(staged.len(), 2);
         let text = argv.join(" ");
-        assert!(text.contains("--ro-bind /tmp/0 /usr") && text.contains("--bind /tmp/1/below /work"), "{text}");
-        assert!(text.ends_with("-- /bin/true") && text.contains("--cap-drop ALL") && text.contains("--clearenv"));
-        assert!(!text.contains("/proc/self/fd") && !text.contains("--share") && !text.contains("try"), "{text}");
+        assert!(
+            text.contains("--ro-bind /tmp/0 /usr") && text.contains("--bind /tmp/1/below /work"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("-- /bin/true") && text.contains("--cap-drop ALL") && text.contains("--clearenv")
+        );
+        assert!(
+            !text.contains("/proc/self/fd") && !text.contains("--share") && !text.contains("try"),
+            "{text}"
+        );
     }
 }

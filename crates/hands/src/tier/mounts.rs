@@ -19,7 +19,8 @@ use crate::generated::Tmpfs;
 
 /// Clones a mount, with what is mounted below, out of every mount table.
 pub fn clone_tree(path: &Path) -> io::Result<(OwnedFd, Kind)> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     let fd = open_tree(CWD, path, flags)?;
     kind(&fd).map(|kind| (fd, kind))
 }

@@ -190,7 +190,14 @@ impl Sandbox {
         bwrap.ro_bind(&hand, HAND_PATH);
         boot.read_paths.push("/run".into());
         bwrap.at("--remount-ro", "/");
-        bwrap.flags(&["--chdir", WORK_DIR, "--info-fd", &INFO_FD.to_string(), "--seccomp", &SECCOMP_FD.to_string()]);
+        bwrap.flags(&[
+            "--chdir",
+            WORK_DIR,
+            "--info-fd",
+            &INFO_FD.to_string(),
+            "--seccomp",
+            &SECCOMP_FD.to_string(),
+        ]);
         boot.denied_paths.clone_from(&self.denied_paths);
         self.plan(bwrap, &boot, Outside { limits: wanted.limits, cpus: wanted.cpus, group: wanted.group }, degraded)
     }
@@ -217,7 +224,8 @@ impl Sandbox {
         let etc = bwrap.stage(clone_fd(self.etc.fd().as_fd()).map_err(PrepareError::Generated)?, Kind::Dir);
         bwrap.ro_bind(&etc, "/etc");
         let machine = self.machine(limits).map_err(PrepareError::Generated)?;
-        let machine = bwrap.stage(clone_fd(machine.fd().as_fd()).map_err(PrepareError::Generated)?, Kind::Dir);
+        let machine =
+            bwrap.stage(clone_fd(machine.fd().as_fd()).map_err(PrepareError::Generated)?, Kind::Dir);
         bwrap.at("--proc", "/proc");
         for name in PROC_FILES {
             bwrap.ro_bind(&machine.join("proc").join(name), Path::new("/proc").join(name));
@@ -250,7 +258,12 @@ impl Sandbox {
     }
 
     /// Toolchains, caches, and what else the configuration lists. Returns what could not be shown as it should.
-    fn home(&self, bwrap: &mut Bwrap, boot: &mut BootConfig, bytes: u64) -> Result<Vec<String>, PrepareError> {
+    fn home(
+        &self,
+        bwrap: &mut Bwrap,
+        boot: &mut BootConfig,
+        bytes: u64,
+    ) -> Result<Vec<String>, PrepareError> {
         let mut degraded = Vec::new();
         for dir in &self.toolchains.dirs {
             bwrap.tmpfs("0755", bytes, dir);

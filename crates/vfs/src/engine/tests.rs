@@ -85,7 +85,7 @@ impl Fixture {
 
     pub(crate) fn reopen(&mut self) {
         self.store = None;
-        self.store = Some(Store::open(&self.state(), options(self.engine)).unwrap());
+        self.store = Some(open(&self.state(), self.engine));
     }
 
     pub(crate) fn create(&self) -> BranchInfo {
@@ -123,6 +123,19 @@ impl Fixture {
         let files = seen.into_iter().filter(|(_, (kind, ..))| *kind != Kind::Dir);
         files.map(|(path, (.., b))| (path.to_string(), String::from_utf8_lossy(&b).into_owned())).collect()
     }
+}
+
+/// Opens a store again. A child of another test may hold the old one's lock between its fork and its exec.
+pub(crate) fn open(state: &std::path::Path, engine: EngineChoice) -> Store {
+    let mut opened = None;
+    testkit::wait_until("the lock", std::time::Duration::from_secs(10), || {
+        opened = match Store::open(state, options(engine)) {
+            Err(crate::OpenError::Busy { .. }) => None,
+            opened => Some(opened.unwrap()),
+        };
+        opened.is_some()
+    });
+    opened.unwrap()
 }
 
 pub(crate) struct At {
