@@ -34,3 +34,5 @@ pub const TOOLCHAIN_CONFIG_BYTES_MAX: u64 = 1 << 20;
 pub const SPAWN_QUEUE_MAX: usize = 256;
 /// Largest message to the warden.
 pub const WARDEN_BYTES_MAX: u64 = 1 << 20;
+/// Output of a program that doctor runs.
+pub const PROBE_OUTPUT_BYTES_MAX: u64 = 64 * 1024;

@@ -186,7 +186,7 @@ async fn nothing_is_left_of_a_hand_that_ended() {
     let marker = format!("sleep 98{}", std::process::id());
     let lingering = sh(&hand, &format!("setsid {marker} >/dev/null 2>&1 & echo started")).await;
     assert_eq!(lingering.ok(), "started\n");
-    assert!(running(&marker));
+    testkit::wait_until("the background process", Duration::from_secs(10), || running(&marker));
     hand.stop().await;
     assert!(!running(&marker));
     assert_eq!(groups(&kit), Vec::<std::path::PathBuf>::new());
@@ -274,4 +274,27 @@ async fn hands_boot_side_by_side() {
         run(&b, &["true"]).await.ok();
         tokio::join!(a.stop(), b.stop());
     }
+}
+
+#[tokio::test]
+async fn doctor_tries_everything_and_leaves_nothing() {
+    if !possible() {
+        return;
+    }
+    let kit = Kit::new().await;
+    let checks = kit.hands.probe().await;
+    let state = |name: &str| checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}")).state;
+    for name in ["tier sandbox", "bubblewrap", "namespaces", "seccomp"] {
+        assert_eq!(state(name), proto::http::DoctorState::Works, "{checks:#?}");
+    }
+    // What does not work says what to do about it.
+    assert!(checks.iter().all(|check| check.fix.is_some() == (check.state != proto::http::DoctorState::Works)), "{checks:#?}");
+    assert_eq!(std::fs::read_dir(kit.state.path()).unwrap().count(), 0);
+    let caps = kit.hands.caps();
+    assert_eq!(caps.memory_by.is_some(), state("limit memory") == proto::http::DoctorState::Works);
+
+    let broken = Kit::with(|options| options.hand_binary = "/nowhere/hand".into()).await;
+    let checks = broken.hands.probe().await;
+    assert_eq!(checks[0].state, proto::http::DoctorState::Broken);
+    assert!(checks[0].detail.contains("/nowhere/hand does not exist"), "{:?}", checks[0]);
 }

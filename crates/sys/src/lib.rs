@@ -1,5 +1,6 @@
 //! The only crate with unsafe code: mounts, namespaces, spawning, limits.
 
+pub mod facts;
 pub mod idmap;
 pub mod mount;
 pub mod ns;

@@ -43,7 +43,9 @@ impl Kit {
     pub async fn with(change: impl FnOnce(&mut HandsOptions)) -> Kit {
         let state = testkit::temp_dir("state");
         let branch = testkit::temp_dir("branch");
-        chown(branch.path(), Some(60600), Some(60600)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            chown(branch.path(), Some(60600), Some(60600)).unwrap();
+        }
         let mut options = HandsOptions::new(testkit::binary("hand"), state.path());
         change(&mut options);
         Kit { hands: Hands::new(options).await.unwrap(), state, branch }
