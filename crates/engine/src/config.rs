@@ -2,10 +2,12 @@
 //! repository is ever read as configuration.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hands::HandsOptions;
 use proto::error::{Code, Coded};
 use proto::http::{ConfigReply, ConfigValue};
 use proto::nearest::nearest;
@@ -191,14 +193,20 @@ impl Settings {
         StoreOptions { engine, owner, clock: Arc::new(SystemClock) }
     }
 
-    pub(crate) fn hands_options(&self, hand_binary: PathBuf, state_dir: PathBuf) -> hands::HandsOptions {
-        hands::HandsOptions {
-            hand_binary,
-            state_dir,
+    pub(crate) fn hands_options(
+        &self,
+        hand_binary: PathBuf,
+        state_dir: &Path,
+        warden: Option<Vec<OsString>>,
+    ) -> HandsOptions {
+        HandsOptions {
             config: self.policy.hand.clone(),
-            home: variable("HOME").map(PathBuf::from),
-            env: all_variables(),
-            warden: warden_command(),
+            home: variable("HOME").filter(|home| !home.is_empty()).map(PathBuf::from),
+            env: std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                .collect(),
+            warden,
+            ..HandsOptions::new(hand_binary, state_dir)
         }
     }
 }

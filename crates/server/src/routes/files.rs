@@ -6,7 +6,7 @@ use axum::extract::{Path, RawQuery, State};
 use axum::response::{IntoResponse as _, Response};
 use proto::http::{EditRequest, FILE_BYTES_MAX, FileEntry, query_bytes};
 use proto::path::{JsonBytes, TreePath};
-use vfs::Actor;
+use vfs::{Actor, DirEntry, FileKind};
 
 use super::branch_id;
 use crate::listen::{App, Peer};
@@ -35,8 +35,9 @@ pub(crate) async fn write(
     let query = query.unwrap_or_default();
     let path = path(&query)?;
     let mode = match query_bytes(&query, "mode").as_deref() {
-        None | Some(b"644") => 0o644,
-        Some(b"755") => 0o755,
+        None => None,
+        Some(b"644") => Some(0o644),
+        Some(b"755") => Some(0o755),
         Some(_) => return Err(Problem::usage("mode must be 644 or 755")),
     };
     let branch = branch_id(&app, branch).await?;
@@ -93,22 +94,19 @@ pub(crate) async fn list(
     };
     let branch = branch_id(&app, branch).await?;
     let list = move |store: &vfs::Store| store.edit(&branch, &Actor::cli(peer.uid))?.list(path.as_ref());
-    Ok(Json(app.runner.with_store(list).await?.into_iter().map(entry).collect()))
+    let entries = app.runner.with_store(list).await?;
+    Ok(Json(entries.into_iter().map(shown).collect()))
 }
 
-fn entry(found: vfs::DirEntry) -> FileEntry {
-    let kind = match found.stat.kind {
-        vfs::FileKind::File => "file",
-        vfs::FileKind::Dir => "dir",
-        vfs::FileKind::Symlink => "symlink",
-        vfs::FileKind::Other => "other",
+fn shown(entry: DirEntry) -> FileEntry {
+    let kind = match entry.stat.kind {
+        FileKind::File => "file",
+        FileKind::Dir => "dir",
+        FileKind::Symlink => "symlink",
+        FileKind::Other => "other",
     };
-    FileEntry {
-        name: JsonBytes::new(&found.name),
-        kind: kind.into(),
-        mode: found.stat.mode,
-        size: found.stat.size,
-    }
+    let (mode, size) = (entry.stat.mode, entry.stat.size);
+    FileEntry { name: JsonBytes::new(&entry.name), kind: kind.to_owned(), mode, size }
 }
 
 fn path(query: &str) -> Result<TreePath, Problem> {
