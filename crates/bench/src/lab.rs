@@ -1,0 +1,145 @@
+//! The runner's parts as the figures use them: a store and hands in this process, called without async.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hands::{ExecEvent, ExecSpec, Hand, HandSpec, Hands, HandsOptions, Stdin};
+use proto::ids::BaseId;
+use vfs::{Actor, EngineChoice, GitSource, Store, StoreOptions, SystemClock};
+
+use crate::error::{BenchError, Context, Result};
+use crate::progress::say;
+
+/// Who bases, branches and hands belong to when the benchmark is root's, as the runner's default is.
+pub(crate) const HAND_UID: u32 = 60_600;
+/// The most that a measured command may take.
+const WALL_MAX: Duration = Duration::from_secs(900);
+/// How much of a failed command's output is shown.
+const TAIL_BYTES: usize = 600;
+
+/// What every process that holds a store or hands does first, before it has threads.
+pub(crate) fn prepare_process() -> Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    sys::ns::enter_private().context(|| "can't make a private mount namespace".into())?;
+    // Thousands of branches are held mounted, each by a descriptor.
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+        .context(|| "can't raise the limit of files".into())
+}
+
+/// Whether this is root: then hands and branches belong to [`HAND_UID`].
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Opens a store on overlayfs at `dir`.
+pub(crate) fn open_store(dir: &Path) -> Result<Store> {
+    let owner = is_root().then_some((HAND_UID, HAND_UID));
+    let options = StoreOptions { engine: EngineChoice::Overlay, owner, clock: Arc::new(SystemClock) };
+    Store::open(dir, options).context(|| format!("can't open a store at {}", dir.display()))
+}
+
+/// Who the audit names.
+pub(crate) fn actor() -> Actor {
+    Actor::cli(0)
+}
+
+/// Freezes `main` of a repository.
+pub(crate) fn freeze_repository(store: &Store, repository: &Path) -> Result<BaseId> {
+    say(format!("freezing {}", repository.display()));
+    let source = GitSource { repo: repository.to_string_lossy().into_owned(), rev: "main".into() };
+    let base =
+        store.freeze_git(&source, &|_| ()).context(|| format!("can't freeze {}", repository.display()))?;
+    Ok(base.id)
+}
+
+/// A store and what boots hands over its branches.
+pub(crate) struct Lab {
+    runtime: tokio::runtime::Runtime,
+    pub(crate) store: Store,
+    hands: Hands,
+}
+
+/// How a command in a hand went.
+pub(crate) struct Done {
+    /// From asking for it to hearing that it ended.
+    pub(crate) wall: Duration,
+    pub(crate) cpu: Duration,
+}
+
+impl Lab {
+    /// Opens it with its state at `dir`.
+    pub(crate) fn open(dir: &Path) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .context(|| "can't start the runtime".into())?;
+        let store = open_store(dir)?;
+        let options = HandsOptions { hand_binary: crate::binary("hand")? };
+        let hands = runtime.block_on(Hands::new(options)).context(|| "no hands on this host".into())?;
+        Ok(Self { runtime, store, hands })
+    }
+
+    /// Makes a branch of `base` and boots a hand over it.
+    pub(crate) fn branch_with_hand(&self, base: &BaseId) -> Result<(proto::ids::BranchId, Hand)> {
+        let branch =
+            self.store.create_branch(base, None, &actor()).context(|| "can't make a branch".into())?;
+        let root = self.store.mount(&branch.id).context(|| "can't mount a branch".into())?;
+        Ok((branch.id, self.boot(root)?))
+    }
+
+    /// Boots a hand.
+    pub(crate) fn boot(&self, root: vfs::Root) -> Result<Hand> {
+        let spec = HandSpec { root, grant: todo!(), env: Vec::new() };
+        self.runtime.block_on(self.hands.boot(spec)).context(|| "a hand does not boot".into())
+    }
+
+    /// Ends a hand.
+    pub(crate) fn stop(&self, hand: &Hand) {
+        self.runtime.block_on(hand.stop());
+    }
+
+    /// Runs a command to its end; one that fails is an error.
+    pub(crate) fn exec(&self, hand: &Hand, argv: &[&str]) -> Result<Done> {
+        let spec = ExecSpec {
+            argv: argv.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
+            cwd: None,
+            env: Vec::new(),
+            stdin: Stdin::Empty,
+            pty: None,
+            wall_ms_max: u64::try_from(WALL_MAX.as_millis()).unwrap_or(u64::MAX),
+        };
+        self.runtime.block_on(run(hand, spec)).and_then(|(done, passed, tail)| {
+            if passed {
+                return Ok(done);
+            }
+            Err(BenchError::new(format!(
+                "{argv:?} failed in the hand: {}",
+                String::from_utf8_lossy(&tail).trim()
+            )))
+        })
+    }
+}
+
+async fn run(hand: &Hand, spec: ExecSpec) -> Result<(Done, bool, Vec<u8>)> {
+    let start = Instant::now();
+    let mut exec = hand.exec(spec).await.context(|| "the hand takes no command".into())?;
+    let mut tail = Vec::new();
+    loop {
+        match exec.next_event().await {
+            Some(ExecEvent::Output { bytes, .. }) => {
+                tail.extend_from_slice(&bytes);
+                tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
+            }
+            Some(ExecEvent::Ended { outcome, cpu_ms, .. }) => {
+                let done = Done { wall: start.elapsed(), cpu: Duration::from_millis(cpu_ms) };
+                if !outcome.passed() {
+                    tail.extend_from_slice(format!(" [{outcome:?}]").as_bytes());
+                }
+                return Ok((done, outcome.passed(), tail));
+            }
+            None => return Err(BenchError::new("the hand went away")),
+        }
+    }
+}
