@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hands::{ExecEvent, ExecSpec, Hand, HandSpec, Hands, HandsOptions, Stdin};
-use proto::ids::BaseId;
+use proto::ids::{BaseId, BranchId};
+use proto::verify::LimitsAsked;
 use vfs::{Actor, EngineChoice, GitSource, Store, StoreOptions, SystemClock};
 
 use crate::error::{BenchError, Context, Result};
@@ -82,7 +83,7 @@ impl Lab {
     }
 
     /// Makes a branch of `base` and boots a hand over it.
-    pub(crate) fn branch_with_hand(&self, base: &BaseId) -> Result<(proto::ids::BranchId, Hand)> {
+    pub(crate) fn branch_with_hand(&self, base: &BaseId) -> Result<(BranchId, Hand)> {
         let branch =
             self.store.create_branch(base, None, &actor()).context(|| "can't make a branch".into())?;
         let root = self.store.mount(&branch.id).context(|| "can't mount a branch".into())?;
@@ -91,7 +92,10 @@ impl Lab {
 
     /// Boots a hand.
     pub(crate) fn boot(&self, root: vfs::Root) -> Result<Hand> {
-        let spec = HandSpec { root, grant: todo!(), env: Vec::new() };
+        // The defaults: all of the host's CPUs, and limits that the measured work does not reach.
+        let grant = policy::grant(&LimitsAsked::default(), &policy::Config::default(), &self.hands.caps())
+            .context(|| "policy refuses a hand".into())?;
+        let spec = HandSpec { root, grant, env: Vec::new() };
         self.runtime.block_on(self.hands.boot(spec)).context(|| "a hand does not boot".into())
     }
 

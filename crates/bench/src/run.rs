@@ -172,10 +172,8 @@ mod tests {
             Path::new("/"),
         ));
         let timed = timed.unwrap();
-        assert!(
-            timed.cpu > Duration::ZERO && timed.cpu <= timed.wall + Duration::from_millis(20),
-            "{timed:?}"
-        );
+        // Other tests' children count too, so there is only a lower bound.
+        assert!(timed.cpu > Duration::ZERO && timed.wall > Duration::ZERO, "{timed:?}");
     }
 
     #[test]
