@@ -1,16 +1,18 @@
 //! The runner's parts as the figures use them: a store and hands in this process, called without async.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hands::{ExecEvent, ExecSpec, Hand, HandSpec, Hands, HandsOptions, Stdin};
-use proto::ids::{BaseId, BranchId};
+use proto::ids::{BaseId, BranchId, ExecId};
 use proto::verify::LimitsAsked;
 use vfs::{Actor, EngineChoice, GitSource, Store, StoreOptions, SystemClock};
 
 use crate::error::{BenchError, Context, Result};
 use crate::progress::say;
+use crate::run;
 
 /// Who bases, branches and hands belong to when the benchmark is root's, as the runner's default is.
 pub(crate) const HAND_UID: u32 = 60_600;
@@ -60,6 +62,7 @@ pub(crate) struct Lab {
     runtime: tokio::runtime::Runtime,
     pub(crate) store: Store,
     hands: Hands,
+    execs: AtomicU64,
 }
 
 /// How a command in a hand went.
@@ -77,9 +80,11 @@ impl Lab {
             .build()
             .context(|| "can't start the runtime".into())?;
         let store = open_store(dir)?;
-        let options = HandsOptions { hand_binary: crate::binary("hand")? };
+        let env = run::environment();
+        let home = env.get("HOME").map(PathBuf::from);
+        let options = HandsOptions { home, env, ..HandsOptions::new(crate::binary("hand")?, dir) };
         let hands = runtime.block_on(Hands::new(options)).context(|| "no hands on this host".into())?;
-        Ok(Self { runtime, store, hands })
+        Ok(Self { runtime, store, hands, execs: AtomicU64::new(0) })
     }
 
     /// Makes a branch of `base` and boots a hand over it.
@@ -87,14 +92,15 @@ impl Lab {
         let branch =
             self.store.create_branch(base, None, &actor()).context(|| "can't make a branch".into())?;
         let root = self.store.mount(&branch.id).context(|| "can't mount a branch".into())?;
-        Ok((branch.id, self.boot(root)?))
+        Ok((branch.id, self.boot(&root)?))
     }
 
-    /// Boots a hand.
-    pub(crate) fn boot(&self, root: vfs::Root) -> Result<Hand> {
+    /// Boots a hand over a branch's root.
+    pub(crate) fn boot(&self, root: &vfs::Root) -> Result<Hand> {
         // The defaults: all of the host's CPUs, and limits that the measured work does not reach.
         let grant = policy::grant(&LimitsAsked::default(), &policy::Config::default(), &self.hands.caps())
             .context(|| "policy refuses a hand".into())?;
+        let root = root.mount_clone().context(|| "can't clone a branch's mount".into())?;
         let spec = HandSpec { root, grant, env: Vec::new() };
         self.runtime.block_on(self.hands.boot(spec)).context(|| "a hand does not boot".into())
     }
@@ -110,11 +116,11 @@ impl Lab {
             argv: argv.iter().map(|arg| arg.as_bytes().to_vec()).collect(),
             cwd: None,
             env: Vec::new(),
-            stdin: Stdin::Empty,
+            stdin: Stdin::Null,
             pty: None,
-            wall_ms_max: u64::try_from(WALL_MAX.as_millis()).unwrap_or(u64::MAX),
+            wall_ms_max: u64::try_from(WALL_MAX.as_millis()).ok(),
         };
-        self.runtime.block_on(run(hand, spec)).and_then(|(done, passed, tail)| {
+        self.runtime.block_on(exec(hand, &self.exec_id(), spec)).and_then(|(done, passed, tail)| {
             if passed {
                 return Ok(done);
             }
@@ -126,9 +132,18 @@ impl Lab {
     }
 }
 
-async fn run(hand: &Hand, spec: ExecSpec) -> Result<(Done, bool, Vec<u8>)> {
+impl Lab {
+    /// An id that no exec of this process has.
+    fn exec_id(&self) -> ExecId {
+        let mut bytes = [0; 10];
+        bytes[2..].copy_from_slice(&self.execs.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+        ExecId::from_random(bytes)
+    }
+}
+
+async fn exec(hand: &Hand, id: &ExecId, spec: ExecSpec) -> Result<(Done, bool, Vec<u8>)> {
     let start = Instant::now();
-    let mut exec = hand.exec(spec).await.context(|| "the hand takes no command".into())?;
+    let mut exec = hand.exec(id, spec).await.context(|| "the hand takes no command".into())?;
     let mut tail = Vec::new();
     loop {
         match exec.next_event().await {

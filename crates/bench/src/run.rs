@@ -1,5 +1,6 @@
 //! Programs: the peers that are measured, and what prepares the fixtures. All with the same clean environment.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -19,16 +20,18 @@ pub(crate) struct Timed {
     pub(crate) cpu: Duration,
 }
 
+/// The part of the caller's environment that programs see.
+#[expect(clippy::disallowed_methods, reason = "the one place of this crate that reads the environment")]
+pub(crate) fn environment() -> BTreeMap<String, String> {
+    let known = KEPT.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+    known.collect()
+}
+
 /// A program with a clean environment and no input.
 #[expect(clippy::disallowed_methods, reason = "the one place of this crate that starts programs")]
 pub(crate) fn program(name: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(name);
-    command.env_clear();
-    for name in KEPT {
-        if let Some(value) = std::env::var_os(name) {
-            command.env(name, value);
-        }
-    }
+    command.env_clear().envs(environment());
     command.envs([("LC_ALL", "C.UTF-8"), ("GIT_CONFIG_NOSYSTEM", "1"), ("GIT_CONFIG_GLOBAL", "/dev/null")]);
     command.stdin(Stdio::null());
     command

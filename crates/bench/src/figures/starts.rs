@@ -53,7 +53,7 @@ fn boot(bench: &Bench, lab: &Lab, base: &BaseId) -> Result<Row> {
             lab.store.create_branch(base, None, &actor()).context(|| "can't make a branch".into())?;
         let root = lab.store.mount(&branch.id).context(|| "can't mount a branch".into())?;
         let start = Instant::now();
-        let hand = lab.boot(root)?;
+        let hand = lab.boot(&root)?;
         let wall = start.elapsed();
         lab.stop(&hand);
         Ok(wall.as_secs_f64())
