@@ -167,6 +167,7 @@ impl Process {
 }
 
 /// Returns when the process has ended.
+#[expect(deprecated, reason = "an OwnedFd keeps its descriptor open and the same, which is what the newer, unsafe form asks for")]
 async fn ended(pidfd: &OwnedFd) {
     match pidfd.try_clone().and_then(AsyncFd::new) {
         Ok(fd) => {
@@ -200,7 +201,7 @@ impl Hand {
     }
 
     /// Runs a command. Its environment is the hand's, with `spec.env` over it; its wall time is at most the grant's.
-    pub async fn exec(&self, id: &ExecId, mut spec: ExecSpec) -> Result<Exec, LinkError> {
+    pub async fn exec(&self, id: ExecId, mut spec: ExecSpec) -> Result<Exec, LinkError> {
         let mut env = self.inner.env.clone();
         if spec.pty.is_some() {
             set(&mut env, "TERM".into(), "xterm-256color".into());

@@ -24,8 +24,6 @@ pub const CGROUP_REMOVE_ROUNDS: u32 = 100;
 pub const ETC_ENTRIES_MAX: usize = 20_000;
 /// See [`ETC_ENTRIES_MAX`].
 pub const ETC_BYTES_MAX: u64 = 64 << 20;
-/// Largest file that commands may write, where the branch's limit does not say less.
-pub const FILE_BYTES_MAX: u64 = 1 << 40;
 /// Open files of a process in a hand.
 pub const OPEN_FILES_MAX: u64 = 65_536;
 /// Largest `/dev/shm`, which counts as memory.

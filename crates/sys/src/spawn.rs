@@ -37,6 +37,37 @@ pub struct Ids {
     pub gid: u32,
 }
 
+/// A limit that the kernel keeps per process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rlimit {
+    /// Bytes of a core dump.
+    Core,
+    /// Bytes of a file.
+    FileSize,
+    /// Open descriptors.
+    OpenFiles,
+}
+
+impl Rlimit {
+    fn number(self) -> u32 {
+        match self {
+            Rlimit::Core => libc::RLIMIT_CORE,
+            Rlimit::FileSize => libc::RLIMIT_FSIZE,
+            Rlimit::OpenFiles => libc::RLIMIT_NOFILE,
+        }
+    }
+
+    /// The value, or the caller's hard limit if that is less.
+    fn capped(self, value: u64) -> u64 {
+        let resource = match self {
+            Rlimit::Core => rustix::process::Resource::Core,
+            Rlimit::FileSize => rustix::process::Resource::Fsize,
+            Rlimit::OpenFiles => rustix::process::Resource::Nofile,
+        };
+        rustix::process::getrlimit(resource).maximum.map_or(value, |most| value.min(most))
+    }
+}
+
 /// A program and all that it gets.
 #[derive(Debug, Default)]
 pub struct Plan {
@@ -48,8 +79,8 @@ pub struct Plan {
     pub fds: Vec<(RawFd, OwnedFd)>,
     /// Open `cgroup.procs` files to enter, all of them.
     pub cgroups: Vec<OwnedFd>,
-    /// Resource limits, soft and hard alike: number, value.
-    pub rlimits: Vec<(u32, u64)>,
+    /// Resource limits, soft and hard alike; never above the caller's own.
+    pub rlimits: Vec<(Rlimit, u64)>,
     /// CPUs that it may run on; empty: as the caller.
     pub cpus: Vec<usize>,
     /// The user to become, if the caller is root.
@@ -215,7 +246,10 @@ impl<'a> Prepared<'a> {
             rlimits: plan
                 .rlimits
                 .iter()
-                .map(|(which, value)| (*which, libc::rlimit64 { rlim_cur: *value, rlim_max: *value }))
+                .map(|(which, value)| {
+                    let value = which.capped(*value);
+                    (which.number(), libc::rlimit64 { rlim_cur: value, rlim_max: value })
+                })
                 .collect(),
             cpus: (!plan.cpus.is_empty()).then(|| cpu_set(&plan.cpus)),
             ids: plan.ids,

@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use policy::{HandConfig, Limits};
 use proto::hand::{BootConfig, BootConfigError, CHANNEL_FD, CONFIG_FD};
 use rustix::pipe::{PipeFlags, pipe_with};
-use sys::spawn::{Ids, Kind, Plan};
+use sys::spawn::{Ids, Kind, Plan, Rlimit};
 
 use super::bwrap::Bwrap;
 use super::mounts::{Owners, clone_fd, clone_tree};
 use crate::cgroup::{CgroupError, Group};
 use crate::generated::{self, AGENT_HOME, PROC_FILES, PROC_HIDDEN, PROC_HIDDEN_DIRS, Tmpfs};
-use crate::limits::{ETC_BYTES_MAX, FILE_BYTES_MAX, OPEN_FILES_MAX, SHM_BYTES_MAX};
+use crate::limits::{ETC_BYTES_MAX, OPEN_FILES_MAX, SHM_BYTES_MAX};
 use crate::seccomp::{Filter, SeccompError, sealed};
 use crate::toolchains::{Access, Toolchains};
 
@@ -110,6 +110,13 @@ pub struct Wanted<'a> {
     pub group: Option<&'a Group>,
 }
 
+/// What binds the whole sandbox from outside.
+struct Outside<'a> {
+    limits: &'a Limits,
+    cpus: Vec<usize>,
+    group: Option<&'a Group>,
+}
+
 impl Sandbox {
     /// Prepares what is common. `ids` is whom the code runs as outside, if the runner is root.
     pub fn new(
@@ -185,7 +192,7 @@ impl Sandbox {
         bwrap.at("--remount-ro", "/");
         bwrap.flags(&["--chdir", WORK_DIR, "--info-fd", &INFO_FD.to_string(), "--seccomp", &SECCOMP_FD.to_string()]);
         boot.denied_paths.clone_from(&self.denied_paths);
-        self.plan(bwrap, &boot, &wanted.cpus, wanted.group, degraded)
+        self.plan(bwrap, &boot, Outside { limits: wanted.limits, cpus: wanted.cpus, group: wanted.group }, degraded)
     }
 
     /// The parts that are the same on every host: `/usr`, `/etc`, `/proc`, `/sys`, `/dev`.
@@ -312,8 +319,7 @@ impl Sandbox {
         &self,
         bwrap: Bwrap,
         boot: &BootConfig,
-        cpus: &[usize],
-        group: Option<&Group>,
+        outside: Outside<'_>,
         degraded: Vec<String>,
     ) -> Result<Prepared, PrepareError> {
         let (channel, theirs) = UnixStream::pair()?;
@@ -334,13 +340,13 @@ impl Sandbox {
                 (INFO_FD, info_in),
                 (SECCOMP_FD, self.filter.memfd()?),
             ],
-            cgroups: group.map(Group::entrances).transpose()?.unwrap_or_default(),
+            cgroups: outside.group.map(Group::entrances).transpose()?.unwrap_or_default(),
             rlimits: vec![
-                (rlimit(rustix::process::Resource::Core), 0),
-                (rlimit(rustix::process::Resource::Nofile), OPEN_FILES_MAX),
-                (rlimit(rustix::process::Resource::Fsize), FILE_BYTES_MAX),
+                (Rlimit::Core, 0),
+                (Rlimit::OpenFiles, OPEN_FILES_MAX),
+                (Rlimit::FileSize, outside.limits.disk_bytes_max),
             ],
-            cpus: cpus.to_vec(),
+            cpus: outside.cpus,
             ids: self.ids,
             outlives: false,
         };
@@ -350,8 +356,4 @@ impl Sandbox {
 
 fn host(path: &Path) -> Result<(OwnedFd, Kind), PrepareError> {
     clone_tree(path).map_err(|source| PrepareError::Host { path: path.to_owned(), source })
-}
-
-fn rlimit(resource: rustix::process::Resource) -> u32 {
-    resource as u32
 }
