@@ -144,7 +144,7 @@ done < /tmp/setuid
         name: "set the setuid bit",
         why: "a setuid file on a branch is a trap for whoever runs it on the host; in the hand it must be inert",
         harmless: Py(r#"
-open("/work/tool", "w").write("#!/bin/sh\nexit 0\n"); os.chmod("/work/tool", 0o755)
+open("/work/tool", "w").write("\x23!/bin/sh\nexit 0\n"); os.chmod("/work/tool", 0o755)
 must(subprocess.call(["/work/tool"]) == 0); os.remove("/work/tool")
 "#),
         malicious: Py(r#"

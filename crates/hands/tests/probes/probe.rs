@@ -1,7 +1,5 @@
 //! What a probe is, and how it is run on any tier.
 
-use std::time::Duration;
-
 use proto::verify::Outcome;
 
 use crate::host::Host;
@@ -106,6 +104,12 @@ pub struct Ran {
 /// Output that is kept of one program.
 pub const OUTPUT_BYTES_MAX: usize = 256 * 1024;
 
+/// Adds output, up to the bound.
+pub fn append(output: &mut Vec<u8>, bytes: &[u8]) {
+    let room = OUTPUT_BYTES_MAX.saturating_sub(output.len());
+    output.extend_from_slice(&bytes[..bytes.len().min(room)]);
+}
+
 const PRELUDE_PY: &str = include_str!("prelude.py");
 const PRELUDE_SH: &str = include_str!("prelude.sh");
 
@@ -118,12 +122,6 @@ impl Program {
         };
         let argv = interpreter.iter().map(|part| (*part).to_owned()).chain([text]).collect();
         Program { argv, env, terminal: false, wall_ms_max: WALL_MS_MAX }
-    }
-
-    /// With another time limit.
-    pub fn within(mut self, limit: Duration) -> Program {
-        self.wall_ms_max = u64::try_from(limit.as_millis()).expect("a short limit");
-        self
     }
 }
 
