@@ -19,8 +19,6 @@ use crate::limits::CONFIG_BYTES_MAX;
 
 /// The system's file.
 const SYSTEM_FILE: &str = "/etc/tendon/config.toml";
-/// The first argument that makes a runner's binary a warden: see [`hands::warden`].
-pub const WARDEN_WORD: &str = "warden";
 /// The built-in layer's name.
 const BUILT_IN: &str = "built-in";
 
@@ -325,22 +323,6 @@ fn read_layer(path: &Path, must_exist: bool) -> Result<Option<Layer>, ConfigErro
 #[expect(clippy::disallowed_methods, reason = "the one place of this crate that reads the environment")]
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
-}
-
-/// The environment, for variables that say where toolchains are and those that configuration passes on. What is not
-/// UTF-8 is left out.
-#[expect(clippy::disallowed_methods, reason = "the one place of this crate that reads the environment")]
-fn all_variables() -> BTreeMap<String, String> {
-    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    std::env::vars_os().filter_map(text).collect()
-}
-
-/// How the warden is started: this program again, with the word that makes it one.
-fn warden_command() -> Option<Vec<std::ffi::OsString>> {
-    let exe = std::env::current_exe().ok()?;
-    Some(vec![exe.into(), WARDEN_WORD.into()])
 }
 
 fn user_file() -> Option<PathBuf> {

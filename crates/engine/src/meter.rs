@@ -54,7 +54,7 @@ pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> 
     let started = Instant::now();
     call.hand.memory_peak_reset();
     let spec = std::mem::take(&mut call.spec);
-    let (outcome, reported) = match call.hand.exec(call.exec, spec).await {
+    let (outcome, reported) = match call.hand.exec(call.exec.clone(), spec).await {
         Ok(exec) => follow(&mut call, exec, outlet).await,
         Err(error) => (Outcome::NotStarted { reason: chain(&error) }, None),
     };

@@ -16,7 +16,7 @@ use proto::ids::{BranchId, ExecId, VerifyId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use vfs::{Actor, ForkBusy, Store};
+use vfs::{Actor, ForkBusy, Root, Store};
 
 use crate::below::Below;
 use crate::config::Settings;
@@ -76,8 +76,7 @@ impl Blocking {
 impl Runner {
     /// Opens the state directory and finds out what hands this host can have. Blocks for as long as recovery takes.
     pub async fn open(options: RunnerOptions) -> Result<Self, Below> {
-        let (dir, store_options) = (options.state_dir.clone(), options.settings.store_options());
-        let state_dir = options.state_dir;
+        let (dir, store_options) = (options.state_dir, options.settings.store_options());
         let store = Blocking::run(move || Store::open(&dir, store_options)).await.map_err(Below::new)?;
         let hands =
             Hands::new(options.settings.hands_options(options.hand_binary, store.dir(), options.warden))
@@ -159,12 +158,13 @@ impl Runner {
         forked.map_err(Below::new)
     }
 
-    /// A mount of the branch for a hand.
-    pub(crate) async fn root(&self, branch: &BranchId) -> Result<OwnedFd, Below> {
+    /// The branch, mounted, and a mount of it for a hand. The hand must be gone before the `Root` is.
+    pub(crate) async fn root(&self, branch: &BranchId) -> Result<(Root, OwnedFd), Below> {
         let branch = branch.clone();
         self.with_store(move |store| {
             let root = store.mount(&branch).map_err(Below::new)?;
-            root.mount_clone().map_err(|source| Below::new(CloneError { branch, source }))
+            let mount = root.mount_clone().map_err(|source| Below::new(CloneError { branch, source }))?;
+            Ok((root, mount))
         })
         .await
     }

@@ -23,7 +23,7 @@ use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
 use crate::meter::{self, Call, Ended, Outlet};
 use crate::record::Changes;
-use crate::runner::{CloneError, Runner};
+use crate::runner::Runner;
 
 /// Why a verify could not be run. What its commands did wrong is in the report instead.
 #[derive(Debug, thiserror::Error)]
@@ -247,9 +247,9 @@ impl Run<'_> {
         }
         let logs = self.make_logs().await?;
         self.progress("booting a hand").await;
-        let root = self.runner.root(&ground.branch).await.map_err(VerifyError::Below)?;
+        let (root, mount) = self.runner.root(&ground.branch).await.map_err(VerifyError::Below)?;
         let disk_bytes_max = grant.numbers.disk_bytes_max;
-        let spec = HandSpec { root, grant, env: self.request.env.clone() };
+        let spec = HandSpec { root: mount, grant, env: self.request.env.clone() };
         let hand = tokio::select! {
             hand = self.runner.hands().boot(spec) => hand.map_err(below)?,
             () = self.cancel.cancelled() => return Ok(ran),

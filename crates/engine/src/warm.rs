@@ -17,7 +17,7 @@ use crate::below::Below;
 use crate::config::RunnerConfig;
 use crate::limits::{CAPTURE_EVERY, MOUNT_IDLE_MAX};
 use crate::meter::chain;
-use crate::runner::{CloneError, Runner};
+use crate::runner::Runner;
 
 /// Something runs on the branch.
 #[derive(Debug, thiserror::Error)]
@@ -168,13 +168,20 @@ impl WarmHands {
         }
         self.end(runner, branch).await.map_err(LeaseError::Limits)?;
         self.make_room(runner).await;
-        let root = runner.root(branch).await.map_err(LeaseError::Below)?;
+        let (root, mount) = runner.root(branch).await.map_err(LeaseError::Below)?;
         let limits = grant.limits.clone();
         // Each exec brings its own.
         let numbers = policy::Limits { wall_ms_max: u64::MAX, ..grant.numbers };
-        let spec = HandSpec { root, grant: Grant { numbers, ..grant }, env: Vec::new() };
+        let spec = HandSpec { root: mount, grant: Grant { numbers, ..grant }, env: Vec::new() };
         let hand = runner.hands().boot(spec).await.map_err(below)?;
-        let warm = Warm { hand: hand.clone(), limits, running: 1, used: Instant::now(), lingering: None };
+        let warm = Warm {
+            hand: hand.clone(),
+            limits,
+            running: 1,
+            used: Instant::now(),
+            lingering: None,
+            _root: root,
+        };
         self.slots().insert(branch.clone(), warm);
         Ok(Lease { runner: runner.clone(), branch: branch.clone(), hand })
     }

@@ -169,7 +169,10 @@ impl Process {
 }
 
 /// Returns when the process has ended.
-#[expect(deprecated, reason = "an OwnedFd keeps its descriptor open and the same, which is what the newer, unsafe form asks for")]
+#[expect(
+    deprecated,
+    reason = "an OwnedFd keeps its descriptor open and the same, which is what the newer, unsafe form asks for"
+)]
 async fn ended(pidfd: &OwnedFd) {
     match pidfd.try_clone().and_then(AsyncFd::new) {
         Ok(fd) => {

@@ -141,7 +141,9 @@ attempt("fill a memfd", lambda: in_child(lambda: fill(os.memfd_create("fill"))))
     Probe {
         name: "descriptor bomb",
         why: "descriptors are kernel memory",
-        harmless: Py(r#"fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(100)]; [os.close(fd) for fd in fds]"#),
+        harmless: Py(
+            r#"fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(100)]; [os.close(fd) for fd in fds]"#,
+        ),
         malicious: Py(r#"
 def many(make):
     fds = []
@@ -160,7 +162,9 @@ attempt("a million descriptors", lambda: many(lambda: os.open("/dev/null", os.O_
     Probe {
         name: "pipe bomb",
         why: "full pipes are kernel memory",
-        harmless: Py(r#"read_end, write_end = os.pipe(); os.write(write_end, bytes(4096)); must(len(os.read(read_end, 4096)) == 4096)"#),
+        harmless: Py(
+            r#"read_end, write_end = os.pipe(); os.write(write_end, bytes(4096)); must(len(os.read(read_end, 4096)) == 4096)"#,
+        ),
         malicious: Py(r#"
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 def fill():
@@ -213,7 +217,9 @@ attempt("a quarter of a million descriptors in flight", flight)
     Probe {
         name: "inotify bomb",
         why: "watches and instances are counted per user of the host",
-        harmless: Py(r#"fd = libc.inotify_init1(0); must(fd >= 0); must(libc.inotify_add_watch(fd, b"/work", 0x100) >= 0)"#),
+        harmless: Py(
+            r#"fd = libc.inotify_init1(0); must(fd >= 0); must(libc.inotify_add_watch(fd, b"/work", 0x100) >= 0)"#,
+        ),
         malicious: Py(r#"
 def instances():
     count = 0
@@ -230,7 +236,9 @@ attempt("instances without end", instances)
     Probe {
         name: "System V memory bomb",
         why: "shared memory outlives its maker; it must be the hand's",
-        harmless: Py(r#"ident = libc.shmget(0, 4096, 0o1600); must(ident >= 0); must(libc.shmctl(ident, 0, None) == 0)"#),
+        harmless: Py(
+            r#"ident = libc.shmget(0, 4096, 0o1600); must(ident >= 0); must(libc.shmctl(ident, 0, None) == 0)"#,
+        ),
         malicious: Py(r#"
 libc.shmat.restype = ctypes.c_void_p
 libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
@@ -265,7 +273,9 @@ timeout 1 yes >&2
     Probe {
         name: "directory bomb",
         why: "deep and wide trees must not hang what walks them",
-        harmless: Py(r#"os.makedirs("/work/a/b/c", exist_ok=True); os.removedirs("/work/a/b/c") if os.listdir("/work/a/b/c") == [] else None"#),
+        harmless: Py(
+            r#"os.makedirs("/work/a/b/c", exist_ok=True); os.removedirs("/work/a/b/c") if os.listdir("/work/a/b/c") == [] else None"#,
+        ),
         malicious: Py(r#"
 os.chdir("/work")
 depth = 0

@@ -25,7 +25,9 @@ for path in ("/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/ssh/ssh_host_e
     Probe {
         name: "list private directories",
         why: "names in the host's directories tell much",
-        harmless: Py(r#"must("bin" in os.listdir("/usr")); must(os.listdir("/proc")); must(isinstance(os.listdir("/tmp"), list))"#),
+        harmless: Py(
+            r#"must("bin" in os.listdir("/usr")); must(os.listdir("/proc")); must(isinstance(os.listdir("/tmp"), list))"#,
+        ),
         malicious: Py(r#"
 for path in (env("STATE"), env("HOME_DIR"), "/root", "/srv", "/media", "/mnt", "/boot", "/var/lib", "/var/spool", "/lost+found", "/sys/kernel", "/sys/class"):
     attempt(f"list {path}", lambda: os.listdir(path))
@@ -62,7 +64,9 @@ for path in ("/usr/bin/env", "/etc/passwd", "/etc/ld.so.cache", "/lib64/ld-linux
     Probe {
         name: "overwrite the hand",
         why: "the program of PID 1, which the next hand runs too",
-        harmless: Py(r#"must(os.readlink("/proc/self/exe").endswith(os.path.basename(os.path.realpath(sys.executable))))"#),
+        harmless: Py(
+            r#"must(os.readlink("/proc/self/exe").endswith(os.path.basename(os.path.realpath(sys.executable))))"#,
+        ),
         malicious: Py(r#"
 for path in ("/proc/1/exe", "/run/tendon/hand", "/proc/self/exe", "/proc/%d/exe" % os.getppid()):
     attempt(f"open {path} for writing", lambda: os.close(os.open(path, os.O_WRONLY)) is None)
@@ -260,7 +264,9 @@ attempt("openat2 out of the root", lambda: call("openat2", root, c(env("STATE") 
     Probe {
         name: "remount what is read-only",
         why: "read-only binds must stay so",
-        harmless: Py(r#"must(os.statvfs("/usr").f_flag & os.ST_RDONLY); must(os.statvfs("/tmp").f_flag & os.ST_NOSUID)"#),
+        harmless: Py(
+            r#"must(os.statvfs("/usr").f_flag & os.ST_RDONLY); must(os.statvfs("/tmp").f_flag & os.ST_NOSUID)"#,
+        ),
         malicious: Py(r#"
 MS_RDONLY, MS_NOSUID, MS_REMOUNT, MS_BIND = 1, 2, 32, 4096
 for path in ("/", "/usr", "/etc", "/proc", "/sys", "/run/tendon/hand"):
@@ -275,7 +281,9 @@ attempt("/usr is writable", lambda: not os.statvfs("/usr").f_flag & os.ST_RDONLY
     Probe {
         name: "other mounts",
         why: "the mount table must show and hold no more than what was bound",
-        harmless: Py(r#"must(any(line.split()[4] == "/work" for line in read("/proc/self/mountinfo", 1 << 16).decode().splitlines()))"#),
+        harmless: Py(
+            r#"must(any(line.split()[4] == "/work" for line in read("/proc/self/mountinfo", 1 << 16).decode().splitlines()))"#,
+        ),
         malicious: Py(r#"
 table = [line.split(" - ") for line in read("/proc/self/mountinfo", 1 << 18).decode().splitlines()]
 points = [left.split()[4] for left, _ in table]

@@ -34,8 +34,9 @@ impl Host {
         let state = testkit::temp_dir("probes");
         plant(&state.path().join("secret"));
         let home = Path::new("/root");
-        let home = testkit::user::is_root()
-            .then(|| tempfile::Builder::new().prefix(".tendon-probes-").tempdir_in(home).expect("a directory in /root"));
+        let home = testkit::user::is_root().then(|| {
+            tempfile::Builder::new().prefix(".tendon-probes-").tempdir_in(home).expect("a directory in /root")
+        });
         if let Some(home) = &home {
             plant(&home.path().join("secret"));
         }
@@ -94,7 +95,8 @@ impl Host {
             return Err(format!("the secret was read\n{output}"));
         }
         for dir in self.secret_dirs() {
-            let secret = std::fs::read_to_string(dir.join("secret")).map_err(|error| format!("{dir:?}: {error}"))?;
+            let secret =
+                std::fs::read_to_string(dir.join("secret")).map_err(|error| format!("{dir:?}: {error}"))?;
             if secret != SECRET || dir.join("tendon-probe").exists() {
                 return Err(format!("{dir:?} was changed"));
             }

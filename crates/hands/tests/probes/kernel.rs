@@ -6,7 +6,9 @@ pub const NAMESPACES: &[Probe] = &[
     Probe {
         name: "unshare",
         why: "in a namespace of one's own one has every capability, and the kernel's less tested parts",
-        harmless: Py(r#"pid = os.fork(); pid or os._exit(7); must(os.WEXITSTATUS(os.waitpid(pid, 0)[1]) == 7)"#),
+        harmless: Py(
+            r#"pid = os.fork(); pid or os._exit(7); must(os.WEXITSTATUS(os.waitpid(pid, 0)[1]) == 7)"#,
+        ),
         malicious: Py(r#"
 for name, flag in (("user", 0x10000000), ("mount", 0x20000), ("pid", 0x20000000), ("net", 0x40000000), ("ipc", 0x8000000), ("uts", 0x4000000), ("cgroup", 0x2000000), ("time", 0x80), ("user+mount", 0x10020000), ("user+net", 0x50000000)):
     attempt(f"unshare {name}", lambda: in_child(lambda: ok("unshare", flag)))
@@ -65,7 +67,9 @@ attempt("the owner of a namespace", lambda: fcntl.ioctl(os.open("/proc/self/ns/n
     Probe {
         name: "mounts",
         why: "who mounts decides what paths mean",
-        harmless: Py(r#"must(os.path.ismount("/work")); must(os.path.ismount("/proc")); must(not os.path.ismount("/work/nothing"))"#),
+        harmless: Py(
+            r#"must(os.path.ismount("/work")); must(os.path.ismount("/proc")); must(not os.path.ismount("/work/nothing"))"#,
+        ),
         malicious: Py(r#"
 os.makedirs("/tmp/mnt", exist_ok=True)
 for kind, source, flags, data in (("tmpfs", "none", 0, None), ("proc", "proc", 0, None), ("sysfs", "sysfs", 0, None), ("cgroup", "none", 0, c("memory")), ("cgroup2", "none", 0, None), ("devtmpfs", "dev", 0, None), ("overlay", "o", 0, c("lowerdir=/usr:/etc")),
@@ -120,7 +124,9 @@ attempt("securebits", lambda: libc.prctl(PR_SET_SECUREBITS, 0x2f, 0, 0, 0) == 0)
     Probe {
         name: "other ids",
         why: "no other user or group can be taken",
-        harmless: Py(r#"os.setuid(os.getuid()); os.setgid(os.getgid()); must(os.getresuid() == (os.getuid(),) * 3)"#),
+        harmless: Py(
+            r#"os.setuid(os.getuid()); os.setgid(os.getgid()); must(os.getresuid() == (os.getuid(),) * 3)"#,
+        ),
         malicious: Py(r#"
 for uid in (0, 1, 999, 65534, 60600):
     if uid != os.getuid():
@@ -260,7 +266,9 @@ attempt("/dev/userfaultfd", lambda: os.open("/dev/userfaultfd", os.O_RDWR))
     Probe {
         name: "perf_event_open",
         why: "measuring others, and a large part of the kernel",
-        harmless: Py(r#"must(time.process_time() >= 0); must(resource.getrusage(resource.RUSAGE_SELF).ru_utime >= 0)"#),
+        harmless: Py(
+            r#"must(time.process_time() >= 0); must(resource.getrusage(resource.RUSAGE_SELF).ru_utime >= 0)"#,
+        ),
         malicious: Py(r#"
 for kind, config in ((1, 0), (0, 0), (1, 9), (2, 1)):
     attributes = ctypes.create_string_buffer(struct.pack("IIQ", kind, 112, config), 112)
@@ -287,7 +295,9 @@ for entries in (1, 8):
     Probe {
         name: "personality",
         why: "old personalities loosen the memory layout",
-        harmless: Py(r#"must(call("personality", 0xffffffff) == 0); must(in_child(lambda: ok("personality", 0x40000)))"#),
+        harmless: Py(
+            r#"must(call("personality", 0xffffffff) == 0); must(in_child(lambda: ok("personality", 0x40000)))"#,
+        ),
         malicious: Py(r#"
 for name, value in (("READ_IMPLIES_EXEC", 0x400000), ("MMAP_PAGE_ZERO", 0x100000), ("ADDR_COMPAT_LAYOUT", 0x200000), ("PER_LINUX32", 8), ("PER_BSD", 6), ("SVR4 with page zero", 0x100001)):
     attempt(name, lambda: in_child(lambda: ok("personality", value)))

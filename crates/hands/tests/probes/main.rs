@@ -110,7 +110,10 @@ fn unconfined_the_malicious_programs_do_harm() {
 
 #[test]
 fn there_are_enough_probes_and_each_has_its_own_name() {
-    let names: Vec<_> = GROUPS.iter().flat_map(|(group, probes)| probes.iter().map(move |probe| (group, probe.name))).collect();
+    let names: Vec<_> = GROUPS
+        .iter()
+        .flat_map(|(group, probes)| probes.iter().map(move |probe| (group, probe.name)))
+        .collect();
     let unique: std::collections::BTreeSet<_> = names.iter().collect();
     assert!(names.len() >= PROBES_MIN, "{}", names.len());
     assert_eq!(names.len(), unique.len());

@@ -155,7 +155,13 @@ pub fn run_group(tier: &dyn Tier, host: &Host, size: Size, probes: &[Probe]) {
     let machine = tier.boot(size);
     let failed: Vec<String> =
         probes.iter().filter_map(|probe| run_probe(&*machine, host, probe).err()).collect();
-    assert!(failed.is_empty(), "{} of {} probes failed\n\n{}", failed.len(), probes.len(), failed.join("\n\n"));
+    assert!(
+        failed.is_empty(),
+        "{} of {} probes failed\n\n{}",
+        failed.len(),
+        probes.len(),
+        failed.join("\n\n")
+    );
 }
 
 /// Runs each probe in a hand of its own.

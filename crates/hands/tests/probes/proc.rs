@@ -6,7 +6,9 @@ pub const PROBES: &[Probe] = &[
     Probe {
         name: "/proc/sys",
         why: "settings of the kernel are the whole machine's",
-        harmless: Py(r#"must(int(read("/proc/sys/kernel/pid_max")) > 100); must(read("/proc/sys/kernel/ostype") == b"Linux\n")"#),
+        harmless: Py(
+            r#"must(int(read("/proc/sys/kernel/pid_max")) > 100); must(read("/proc/sys/kernel/ostype") == b"Linux\n")"#,
+        ),
         malicious: Py(r#"
 import glob
 for path in ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "kernel/domainname", "kernel/panic", "kernel/sysrq", "kernel/yama/ptrace_scope", "kernel/kptr_restrict",
@@ -33,7 +35,9 @@ attempt("choose the next process id", lambda: write("/proc/sys/kernel/ns_last_pi
     Probe {
         name: "/proc files of the kernel",
         why: "sysrq, memory, symbols and logs of the kernel",
-        harmless: Py(r#"must(b"MemTotal" in read("/proc/meminfo")); must(read("/proc/cpuinfo")); must(read("/proc/version")); must(float(read("/proc/uptime").split()[0]) > 0)"#),
+        harmless: Py(
+            r#"must(b"MemTotal" in read("/proc/meminfo")); must(read("/proc/cpuinfo")); must(read("/proc/version")); must(float(read("/proc/uptime").split()[0]) > 0)"#,
+        ),
         malicious: Py(r#"
 for path in ("sysrq-trigger", "kcore", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "mtrr", "acpi/wakeup", "bus/pci/00", "scsi/scsi", "irq/0/smp_affinity", "timer_list", "sched_debug", "keys", "key-users",
              "latency_stats", "slabinfo", "vmallocinfo", "config.gz.none", "fs/ext4", "asound", "driver/rtc"):
@@ -90,7 +94,9 @@ attempt("walk all ids", lambda: [pid for pid in range(1, 65536) if pid != os.get
     Probe {
         name: "PID 1's secrets",
         why: "the hand holds the channel to the runner: no one in it may open, read or trace that process",
-        harmless: Py(r#"must(lines("/proc/self/status")["Pid"].strip() == str(os.getpid())); must(read("/proc/1/stat").startswith(b"1 ")); must(os.readlink("/proc/self/cwd"))"#),
+        harmless: Py(
+            r#"must(lines("/proc/self/status")["Pid"].strip() == str(os.getpid())); must(read("/proc/1/stat").startswith(b"1 ")); must(os.readlink("/proc/self/cwd"))"#,
+        ),
         malicious: Py(r#"
 for pid in ("1", str(os.getppid())):
     for name in ("environ", "mem", "maps", "auxv", "fd/0", "fd/3", "fd/4", "fdinfo/3", "stack", "syscall", "io", "pagemap", "smaps", "timers", "personality", "mountstats"):
@@ -111,7 +117,9 @@ attempt("connect to the channel by /proc", lambda: os.open("/proc/1/fd/3", os.O_
     Probe {
         name: "maps of ids",
         why: "a user namespace's maps decide who one is",
-        harmless: Py(r#"must(len(read("/proc/self/uid_map").split()) == 3); must(os.getuid() == int(read("/proc/self/uid_map").split()[0]))"#),
+        harmless: Py(
+            r#"must(len(read("/proc/self/uid_map").split()) == 3); must(os.getuid() == int(read("/proc/self/uid_map").split()[0]))"#,
+        ),
         malicious: Py(r#"
 for name in ("uid_map", "gid_map"):
     attempt(f"write {name}", lambda: write(f"/proc/self/{name}", b"0 0 1"))

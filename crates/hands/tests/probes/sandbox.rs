@@ -45,7 +45,9 @@ impl Tier for Sandbox {
         let branch = self.store.create_branch(&self.base, None, &Actor::cli(0)).expect("a branch").id;
         let root = self.store.mount(&branch).expect("a mount");
         let asked = match size {
-            Size::Usual => LimitsAsked { pids_max: Some(512), memory_bytes_max: Some(1 << 30), ..LimitsAsked::default() },
+            Size::Usual => {
+                LimitsAsked { pids_max: Some(512), memory_bytes_max: Some(1 << 30), ..LimitsAsked::default() }
+            }
             Size::Small => LimitsAsked {
                 pids_max: Some(SMALL_PIDS_MAX),
                 memory_bytes_max: Some(SMALL_MEMORY_BYTES_MAX),
