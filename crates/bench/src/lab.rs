@@ -143,7 +143,7 @@ impl Lab {
 
 async fn exec(hand: &Hand, id: &ExecId, spec: ExecSpec) -> Result<(Done, bool, Vec<u8>)> {
     let start = Instant::now();
-    let mut exec = hand.exec(id, spec).await.context(|| "the hand takes no command".into())?;
+    let mut exec = hand.exec(id.clone(), spec).await.context(|| "the hand takes no command".into())?;
     let mut tail = Vec::new();
     loop {
         match exec.next_event().await {
