@@ -2,35 +2,21 @@
 
 use proto::http::{DoctorCheck, DoctorReply, DoctorState};
 
-use crate::runner::Runner;
+use crate::runner::{Blocking, Runner};
 
 impl Runner {
-    /// Tries everything: what hands need, the engine of branches, git.
+    /// Tries everything: what hands and branches need, and git.
     pub async fn doctor(&self) -> DoctorReply {
         let mut checks = self.hands().probe().await;
-        checks.extend(self.with_store(|store| [overlay(store), git()]).await);
+        checks.push(Blocking::run(git).await);
         DoctorReply { version: 1, checks }
     }
 }
 
-fn overlay(store: &vfs::Store) -> DoctorCheck {
-    match store.no_overlay() {
-        None => check("engine overlay", DoctorState::Works, "overlays can be mounted", None),
-        Some(why) => {
-            let detail = format!("{why}; branches are plain copies");
-            let fix = "a kernel with overlayfs, and a state directory on ext4, xfs or btrfs";
-            check("engine overlay", DoctorState::Degraded, &detail, Some(fix))
-        }
-    }
-}
-
 fn git() -> DoctorCheck {
-    match vfs::git::Git::new().text(&["--version"]) {
-        Ok(version) => check("git", DoctorState::Works, version.trim(), None),
-        Err(error) => check("git", DoctorState::Missing, &error.to_string(), Some("apt-get install git")),
-    }
-}
-
-fn check(name: &str, state: DoctorState, detail: &str, fix: Option<&str>) -> DoctorCheck {
-    DoctorCheck { name: name.to_owned(), state, detail: detail.to_owned(), fix: fix.map(str::to_owned) }
+    let (state, detail, fix) = match vfs::git::Git::new().text(&["--version"]) {
+        Ok(version) => (DoctorState::Works, version.trim().to_owned(), None),
+        Err(error) => (DoctorState::Missing, error.to_string(), Some("apt-get install git".to_owned())),
+    };
+    DoctorCheck { name: "git".to_owned(), state, detail, fix }
 }
