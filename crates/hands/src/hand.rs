@@ -190,7 +190,10 @@ impl Drop for Process {
 }
 
 /// Returns when the process has ended.
-#[expect(deprecated, reason = "an OwnedFd keeps its descriptor open and the same, which is what the newer, unsafe form asks for")]
+#[expect(
+    deprecated,
+    reason = "an OwnedFd keeps its descriptor open and the same, which is what the newer, unsafe form asks for"
+)]
 async fn ended(pidfd: &OwnedFd) {
     match pidfd.try_clone().and_then(AsyncFd::new) {
         Ok(fd) => {

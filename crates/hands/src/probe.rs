@@ -56,7 +56,8 @@ impl Hands {
         ];
         checks.extend(self.probe_limits());
         let found = self.toolchains().join(", ");
-        let toolchains = if found.is_empty() { Ok("none in the home of the runner's user".into()) } else { Ok(found) };
+        let toolchains =
+            if found.is_empty() { Ok("none in the home of the runner's user".into()) } else { Ok(found) };
         checks.push(check("toolchains", DoctorState::Works, toolchains));
         checks
     }
@@ -67,7 +68,11 @@ impl Hands {
         let by = cgroups.mechanism().unwrap_or("nothing");
         let why = |what: &str| {
             let tried: Vec<&str> = cgroups.tried.iter().map(String::as_str).collect();
-            let tried = if tried.is_empty() { "no control group of this runner has it".into() } else { tried.join("; ") };
+            let tried = if tried.is_empty() {
+                "no control group of this runner has it".into()
+            } else {
+                tried.join("; ")
+            };
             let fix = "start the runner as root, or with: systemd-run --user --scope -p Delegate=yes tendond";
             Err((format!("{what} can't be limited: {tried}"), Some(fix.to_owned())))
         };
@@ -104,7 +109,8 @@ impl Hands {
         let took = start.elapsed().as_millis();
         let degraded = hand.confinement().degraded;
         hand.stop().await;
-        let without = if degraded.is_empty() { String::new() } else { format!(", without {}", degraded.join(", ")) };
+        let without =
+            if degraded.is_empty() { String::new() } else { format!(", without {}", degraded.join(", ")) };
         Ok(format!("a hand booted and proved its confinement in {took} ms{without}"))
     }
 }
@@ -145,7 +151,8 @@ impl Drop for Scratch {
 fn run(argv: &[&str], ids: Option<Ids>) -> io::Result<(Ended, String)> {
     let null = OwnedFd::from(File::open("/dev/null")?);
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    let argv = argv.iter().map(|arg| CString::new(*arg)).collect::<Result<_, _>>().map_err(io::Error::other)?;
+    let argv =
+        argv.iter().map(|arg| CString::new(*arg)).collect::<Result<_, _>>().map_err(io::Error::other)?;
     let fds = vec![(0, null), (1, write.try_clone()?), (2, write)];
     let child = Spawner::new().spawn(Plan { argv, fds, ids, ..Plan::default() }).map_err(io::Error::other)?;
     let mut text = String::new();
@@ -171,7 +178,19 @@ fn bwrap_version() -> Tried {
 
 /// As the user that hands run as.
 fn namespaces(ids: Option<Ids>) -> Tried {
-    let argv = [BWRAP, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--", "/bin/true"];
+    let argv = [
+        BWRAP,
+        "--unshare-all",
+        "--ro-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--",
+        "/bin/true",
+    ];
     let who = if ids.is_some() { "the hands' user, started by root" } else { "this user" };
     match run(&argv, ids) {
         Ok((Ended::Exited(0), _)) => Ok(format!("{who} can make all of them")),
@@ -230,11 +249,16 @@ fn overlay(place: &Path, ids: Option<Ids>) -> Tried {
         let kept = fs::read_to_string(dir.0.join("below"))? == "below";
         if kept { Ok(()) } else { Err(io::Error::other("a write reached the lower directory")) }
     })();
-    let how = if ids.is_some() { "as root" } else { "in a user namespace (renaming a directory of the base fails there)" };
+    let how = if ids.is_some() {
+        "as root"
+    } else {
+        "in a user namespace (renaming a directory of the base fails there)"
+    };
     match tried {
         Ok(()) => Ok(format!("mounts {how}")),
         Err(error) => {
-            let fix = "modprobe overlay; without root it takes Linux 5.11. Branches are plain copies until then";
+            let fix =
+                "modprobe overlay; without root it takes Linux 5.11. Branches are plain copies until then";
             Err((format!("does not mount {how}: {error}"), Some(fix.into())))
         }
     }

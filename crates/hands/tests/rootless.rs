@@ -3,6 +3,8 @@
 //! A process must enter its namespaces before it starts a thread, which the usual test harness does: so this is a program of
 //! its own that runs each case in a child, and lists its cases as the harness would.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod kit;
 
 use std::future::Future;
@@ -31,7 +33,8 @@ fn main() {
         Some("a_cache_of_the_user_is_copied_on_write") => in_private(copies()),
         Some(other) => panic!("no case is called {other}"),
         None => {
-            let wanted = |case: &&str| args.iter().all(|arg| arg.starts_with("--") || case.contains(arg.as_str()));
+            let wanted =
+                |case: &&str| args.iter().all(|arg| arg.starts_with("--") || case.contains(arg.as_str()));
             if have_all(&[Need::Bwrap, Need::UserNs, Need::RootlessOverlay]) {
                 CASES.iter().filter(|case| wanted(case)).for_each(|case| in_child(case));
             }
@@ -50,7 +53,11 @@ fn in_child(case: &str) {
     copy(&binary("hand"), "hand");
     give_to_other_user(dir.path());
     let mut child = command(dir.path().join("test"));
-    child.arg(format!("case:{case}")).env("TMPDIR", dir.path()).env("HOME", dir.path()).current_dir(dir.path());
+    child
+        .arg(format!("case:{case}"))
+        .env("TMPDIR", dir.path())
+        .env("HOME", dir.path())
+        .current_dir(dir.path());
     let status = as_other_user(&mut child).status().unwrap();
     assert!(status.success(), "{case}: {status}");
 }

@@ -1,5 +1,7 @@
 //! Real hands in real sandboxes: what they see, what limits them, how they end.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod kit;
 
 use std::path::Path;
@@ -16,7 +18,8 @@ async fn a_hand_boots_proves_its_confinement_and_runs_commands() {
     let kit = Kit::new().await;
     let hand = kit.boot().await;
     assert_eq!(run(&hand, &["echo", "hello"]).await.ok(), "hello\n");
-    let seen = sh(&hand, "id -u; id -g; hostname; pwd; echo $HOME; touch here && ls; cat /etc/hostname").await.ok();
+    let seen =
+        sh(&hand, "id -u; id -g; hostname; pwd; echo $HOME; touch here && ls; cat /etc/hostname").await.ok();
     assert_eq!(seen, "1000\n1000\ntendon\n/work\n/home/agent\nhere\ntendon\n");
     assert!(kit.branch.path().join("here").exists());
     let confinement = hand.confinement();
@@ -32,13 +35,28 @@ async fn a_machine_is_as_large_as_its_limits() {
         return;
     }
     let kit = Kit::new().await;
-    let asked =
-        LimitsAsked { cpu_milli: Some(1000), memory_bytes_max: Some(256 << 20), pids_max: Some(50), ..Default::default() };
+    let asked = LimitsAsked {
+        cpu_milli: Some(1000),
+        memory_bytes_max: Some(256 << 20),
+        pids_max: Some(50),
+        ..Default::default()
+    };
     let hand = kit.boot_with(&asked).await;
-    let seen = sh(&hand, "nproc; grep -c ^processor /proc/cpuinfo; head -1 /proc/meminfo; cat /sys/fs/cgroup/memory.max").await;
+    let seen = sh(
+        &hand,
+        "nproc; grep -c ^processor /proc/cpuinfo; head -1 /proc/meminfo; cat /sys/fs/cgroup/memory.max",
+    )
+    .await;
     assert_eq!(seen.ok(), "1\n1\nMemTotal:         262144 kB\n268435456\n");
     if testkit::have(testkit::Need::Python) {
-        let count = run(&hand, &["/usr/bin/python3", "-c", "import os; print(os.cpu_count(), os.sched_getaffinity(0).__len__())"]);
+        let count = run(
+            &hand,
+            &[
+                "/usr/bin/python3",
+                "-c",
+                "import os; print(os.cpu_count(), os.sched_getaffinity(0).__len__())",
+            ],
+        );
         assert_eq!(count.await.ok(), "1 1\n");
     }
 }
@@ -136,7 +154,9 @@ async fn a_frozen_hand_stands_still() {
     let kit = Kit::new().await;
     let hand = kit.boot().await;
     let spec = hands::ExecSpec {
-        argv: ["/bin/sh", "-c", "i=0; while :; do i=$((i+1)); echo $i > count; done"].map(|arg| arg.as_bytes().to_vec()).into(),
+        argv: ["/bin/sh", "-c", "i=0; while :; do i=$((i+1)); echo $i > count; done"]
+            .map(|arg| arg.as_bytes().to_vec())
+            .into(),
         ..Default::default()
     };
     let exec = hand.exec(id(), spec).await.unwrap();
@@ -170,7 +190,10 @@ fn groups(kit: &Kit) -> Vec<std::path::PathBuf> {
     }
     let mut found = Vec::new();
     below(Path::new("/sys/fs/cgroup"), 6, &mut found);
-    let name = format!("tendon-{}", &blake3::hash(kit.state.path().canonicalize().unwrap().as_os_str().as_encoded_bytes()).to_hex()[..16]);
+    let name = format!(
+        "tendon-{}",
+        &blake3::hash(kit.state.path().canonicalize().unwrap().as_os_str().as_encoded_bytes()).to_hex()[..16]
+    );
     found.retain(|path| path.to_string_lossy().contains(&name));
     found
 }
@@ -194,7 +217,9 @@ async fn nothing_is_left_of_a_hand_that_ended() {
     let hand = kit.boot().await;
     sh(&hand, &format!("setsid {marker} >/dev/null 2>&1 & echo started")).await.ok();
     drop(hand);
-    testkit::wait_until("the dropped hand's end", Duration::from_secs(10), || !running(&marker) && groups(&kit).is_empty());
+    testkit::wait_until("the dropped hand's end", Duration::from_secs(10), || {
+        !running(&marker) && groups(&kit).is_empty()
+    });
 }
 
 /// Whether a process of the host has this command line.
@@ -227,9 +252,8 @@ fn first_process_of(kit: &Kit) -> Option<i32> {
     let group = groups(kit).into_iter().next()?;
     let procs = std::fs::read_to_string(group.join("cgroup.procs")).ok()?;
     procs.lines().filter_map(|pid| pid.parse().ok()).find(|pid| {
-        std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|text| {
-            text.lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1"))
-        })
+        std::fs::read_to_string(format!("/proc/{pid}/status"))
+            .is_ok_and(|text| text.lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1")))
     })
 }
 
@@ -256,7 +280,8 @@ async fn what_is_left_of_an_earlier_runner_is_swept_and_a_neighbour_is_not_touch
     let before = groups(&kit);
     assert!(!before.is_empty());
     // A second runner on the same state directory, as after a crash: what it finds is nobody's.
-    let _again = hands::Hands::new(hands::HandsOptions::new(testkit::binary("hand"), kit.state.path())).await.unwrap();
+    let _again =
+        hands::Hands::new(hands::HandsOptions::new(testkit::binary("hand"), kit.state.path())).await.unwrap();
     assert_eq!(groups(&kit), Vec::<std::path::PathBuf>::new());
     assert!(!hand.ended().await.is_empty());
     assert_eq!(run(&other, &["echo", "alive"]).await.ok(), "alive\n");
@@ -283,12 +308,16 @@ async fn doctor_tries_everything_and_leaves_nothing() {
     }
     let kit = Kit::new().await;
     let checks = kit.hands.probe().await;
-    let state = |name: &str| checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}")).state;
+    let state =
+        |name: &str| checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("{name}")).state;
     for name in ["tier sandbox", "bubblewrap", "namespaces", "seccomp"] {
         assert_eq!(state(name), proto::http::DoctorState::Works, "{checks:#?}");
     }
     // What does not work says what to do about it.
-    assert!(checks.iter().all(|check| check.fix.is_some() == (check.state != proto::http::DoctorState::Works)), "{checks:#?}");
+    assert!(
+        checks.iter().all(|check| check.fix.is_some() == (check.state != proto::http::DoctorState::Works)),
+        "{checks:#?}"
+    );
     assert_eq!(std::fs::read_dir(kit.state.path()).unwrap().count(), 0);
     let caps = kit.hands.caps();
     assert_eq!(caps.memory_by.is_some(), state("limit memory") == proto::http::DoctorState::Works);

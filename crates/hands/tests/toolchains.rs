@@ -1,5 +1,7 @@
 //! The real tools of this machine in a hand without a network: cargo with a registry dependency, npm, pytest, pip, git.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod kit;
 
 use std::fs;
@@ -45,7 +47,11 @@ async fn cargo_tests_a_crate_with_dependencies() {
         return;
     }
     let kit = kit().await;
-    write(&kit, "Cargo.toml", "[package]\nname='probe'\nversion='0.0.0'\nedition='2021'\n[dependencies]\nitoa='1'\n[workspace]\n");
+    write(
+        &kit,
+        "Cargo.toml",
+        "[package]\nname='probe'\nversion='0.0.0'\nedition='2021'\n[dependencies]\nitoa='1'\n[workspace]\n",
+    );
     write(&kit, "src/lib.rs", "#[test]\nfn works() { assert_eq!(itoa::Buffer::new().format(7), \"7\"); }\n");
     testkit::process::run(command("cargo").args(["fetch", "--quiet"]).current_dir(kit.branch.path()));
     own(kit.branch.path());
@@ -53,7 +59,12 @@ async fn cargo_tests_a_crate_with_dependencies() {
     let tested = run(&hand, &["cargo", "test"]).await;
     assert!(tested.outcome.passed() && tested.stdout.contains("1 passed"), "{tested:?}");
     // cargo's own locks and caches can be written, on the hand's copy.
-    let wrote = sh(&hand, "touch $CARGO_HOME/registry/mark && ls $CARGO_HOME; ls $CARGO_HOME/credentials* 2>/dev/null; true").await.ok();
+    let wrote = sh(
+        &hand,
+        "touch $CARGO_HOME/registry/mark && ls $CARGO_HOME; ls $CARGO_HOME/credentials* 2>/dev/null; true",
+    )
+    .await
+    .ok();
     assert!(wrote.contains("registry") && !wrote.contains("credentials"), "{wrote}");
     let home = PathBuf::from(variable("CARGO_HOME").unwrap_or(variable("HOME").unwrap() + "/.cargo"));
     assert!(!home.join("registry/mark").exists());
@@ -74,14 +85,17 @@ async fn python_runs_tests() {
     let hand = kit.boot().await;
     let version = run(&hand, &["python3", "--version"]).await.ok();
     assert!(version.starts_with("Python 3"), "{version}");
-    let has_pytest = command("python3").args(["-m", "pytest", "--version"]).output().is_ok_and(|out| out.status.success());
+    let has_pytest =
+        command("python3").args(["-m", "pytest", "--version"]).output().is_ok_and(|out| out.status.success());
     if has_pytest {
         let tested = run(&hand, &["python3", "-m", "pytest", "-q"]).await;
         assert!(tested.stdout.contains("1 passed"), "{tested:?}");
     } else {
         run(&hand, &["python3", "-c", "import test_it; test_it.test_it()"]).await.ok();
     }
-    let venv = sh(&hand, "python3 -m venv --without-pip env && env/bin/python -c 'import sys; print(sys.prefix)'").await;
+    let venv =
+        sh(&hand, "python3 -m venv --without-pip env && env/bin/python -c 'import sys; print(sys.prefix)'")
+            .await;
     assert_eq!(venv.ok(), "/work/env\n");
     let pip: Ran = run(&hand, &["python3", "-m", "pip", "install", "requests-that-is-nowhere"]).await;
     assert!(!pip.outcome.passed() && !pip.stderr.contains("Retrying"), "{pip:?}");
@@ -93,11 +107,19 @@ async fn npm_installs_from_the_cache() {
         return;
     }
     let kit = kit().await;
-    write(&kit, "package.json", r#"{"name":"probe","version":"1.0.0","dependencies":{"is-number":"7.0.0"},"scripts":{"test":"node test.js"}}"#);
+    write(
+        &kit,
+        "package.json",
+        r#"{"name":"probe","version":"1.0.0","dependencies":{"is-number":"7.0.0"},"scripts":{"test":"node test.js"}}"#,
+    );
     write(&kit, "test.js", "if (!require('is-number')(7)) process.exit(1); console.log('numbers')\n");
     // Fills the host's cache, as an earlier install by the user would have.
     let dir = kit.branch.path();
-    testkit::process::run(command("npm").args(["install", "--silent", "--omit-lockfile-registry-resolved=false"]).current_dir(dir));
+    testkit::process::run(
+        command("npm")
+            .args(["install", "--silent", "--omit-lockfile-registry-resolved=false"])
+            .current_dir(dir),
+    );
     fs::remove_dir_all(dir.join("node_modules")).unwrap();
     own(dir);
     let hand = kit.boot().await;

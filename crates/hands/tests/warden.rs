@@ -1,6 +1,8 @@
 //! A runner that is killed leaves neither processes nor control groups. Its part is played by a copy of this program, and so is
 //! its warden's; see `rootless.rs` for why this is no ordinary test.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod kit;
 
 use std::ffi::OsString;
@@ -35,7 +37,8 @@ fn runner() {
     let own = std::env::current_exe().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        let kit = Kit::with(|options| options.warden = Some(vec![own.into(), OsString::from("warden")])).await;
+        let kit =
+            Kit::with(|options| options.warden = Some(vec![own.into(), OsString::from("warden")])).await;
         let hand = kit.boot().await;
         let marker = format!("sleep 97{}", std::process::id());
         sh(&hand, &format!("setsid {marker} >/dev/null 2>&1 & echo")).await.ok();
@@ -65,7 +68,9 @@ fn a_killed_runner_leaves_nothing() {
         runner.kill().unwrap();
         runner.wait().unwrap();
         wait_until("the end of what ran in the hand", Duration::from_secs(20), || !runs(&marker));
-        wait_until("the warden's work", Duration::from_secs(20), || groups().iter().all(|dir| before.contains(dir)));
+        wait_until("the warden's work", Duration::from_secs(20), || {
+            groups().iter().all(|dir| before.contains(dir))
+        });
     }
 }
 

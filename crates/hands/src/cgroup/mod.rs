@@ -157,7 +157,11 @@ impl Cgroups {
 
 /// Kills all processes of all groups below these directories and removes them all.
 pub fn sweep(places: &[PathBuf]) -> usize {
-    let groups: Vec<PathBuf> = places.iter().flat_map(|place| fs::read_dir(place)).flatten().flatten()
+    let groups: Vec<PathBuf> = places
+        .iter()
+        .flat_map(fs::read_dir)
+        .flatten()
+        .flatten()
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .map(|entry| entry.path())
         .collect();
@@ -245,7 +249,8 @@ impl Group {
 
     /// Removes it. Blocks while dead processes leave it, at most a few seconds. False: something is left.
     pub fn remove(&self) -> bool {
-        self.dirs().iter().fold(true, |all, dir| remove_dir(dir) && all)
+        // Every one of them, also when one can't be removed.
+        self.dirs().iter().filter(|dir| !remove_dir(dir)).count() == 0
     }
 
     fn dirs(&self) -> Vec<&Path> {

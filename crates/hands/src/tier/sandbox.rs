@@ -199,7 +199,12 @@ impl Sandbox {
             &SECCOMP_FD.to_string(),
         ]);
         boot.denied_paths.clone_from(&self.denied_paths);
-        self.plan(bwrap, &boot, Outside { limits: wanted.limits, cpus: wanted.cpus, group: wanted.group }, degraded)
+        self.plan(
+            bwrap,
+            &boot,
+            Outside { limits: wanted.limits, cpus: wanted.cpus, group: wanted.group },
+            degraded,
+        )
     }
 
     /// The parts that are the same on every host: `/usr`, `/etc`, `/proc`, `/sys`, `/dev`.
