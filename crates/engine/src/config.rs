@@ -2,10 +2,12 @@
 //! repository is ever read as configuration.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hands::HandsOptions;
 use proto::error::{Code, Coded};
 use proto::http::{ConfigReply, ConfigValue};
 use proto::nearest::nearest;
@@ -17,8 +19,6 @@ use crate::limits::CONFIG_BYTES_MAX;
 
 /// The system's file.
 const SYSTEM_FILE: &str = "/etc/tendon/config.toml";
-/// The first argument that makes a runner's binary a warden: see [`hands::warden`].
-pub const WARDEN_WORD: &str = "warden";
 /// The built-in layer's name.
 const BUILT_IN: &str = "built-in";
 
@@ -191,14 +191,20 @@ impl Settings {
         StoreOptions { engine, owner, clock: Arc::new(SystemClock) }
     }
 
-    pub(crate) fn hands_options(&self, hand_binary: PathBuf, state_dir: PathBuf) -> hands::HandsOptions {
-        hands::HandsOptions {
-            hand_binary,
-            state_dir,
+    pub(crate) fn hands_options(
+        &self,
+        hand_binary: PathBuf,
+        state_dir: &Path,
+        warden: Option<Vec<OsString>>,
+    ) -> HandsOptions {
+        HandsOptions {
             config: self.policy.hand.clone(),
-            home: variable("HOME").map(PathBuf::from),
-            env: all_variables(),
-            warden: warden_command(),
+            home: variable("HOME").filter(|home| !home.is_empty()).map(PathBuf::from),
+            env: std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                .collect(),
+            warden,
+            ..HandsOptions::new(hand_binary, state_dir)
         }
     }
 }
@@ -317,22 +323,6 @@ fn read_layer(path: &Path, must_exist: bool) -> Result<Option<Layer>, ConfigErro
 #[expect(clippy::disallowed_methods, reason = "the one place of this crate that reads the environment")]
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
-}
-
-/// The environment, for variables that say where toolchains are and those that configuration passes on. What is not
-/// UTF-8 is left out.
-#[expect(clippy::disallowed_methods, reason = "the one place of this crate that reads the environment")]
-fn all_variables() -> BTreeMap<String, String> {
-    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    std::env::vars_os().filter_map(text).collect()
-}
-
-/// How the warden is started: this program again, with the word that makes it one.
-fn warden_command() -> Option<Vec<std::ffi::OsString>> {
-    let exe = std::env::current_exe().ok()?;
-    Some(vec![exe.into(), WARDEN_WORD.into()])
 }
 
 fn user_file() -> Option<PathBuf> {

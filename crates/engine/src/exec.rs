@@ -112,8 +112,7 @@ async fn run(
     let exec = ExecId::from_random(id::random());
     let actor = Actor::exec(&exec);
     let grant = runner.grant(&request.limits).map_err(below)?;
-    let limit = |name: &str| grant.limits.iter().find(|limit| limit.name == name).map(|limit| limit.value);
-    let (wall_ms_max, disk_bytes_max) = (limit("wall_ms_max").unwrap_or(0), limit("disk_bytes_max"));
+    let (grant_wall_ms, disk_bytes_max) = (grant.numbers.wall_ms_max, grant.numbers.disk_bytes_max);
     let confined = grant.limits.clone();
     let lease = runner.inner.warm.lease(runner, &branch, grant).await.map_err(below)?;
     let measured = branch.clone();
@@ -126,7 +125,7 @@ async fn run(
         env: request.env,
         stdin: if request.stdin { Stdin::Piped } else { Stdin::Null },
         pty: request.pty.map(|size| hands::Size { rows: size.rows, cols: size.cols }),
-        wall_ms_max: (wall_ms_max > 0).then_some(wall_ms_max),
+        wall_ms_max: Some(grant_wall_ms),
     };
     let (sender, control) = mpsc::channel(CONTROLS_MAX);
     execs(runner).insert(exec.clone(), sender);
@@ -142,7 +141,7 @@ async fn run(
         exec: &exec,
         spec,
         cancel: &cancel,
-        disk_bytes_end: disk_bytes_max.map(|max| size.saturating_add(max)),
+        disk_bytes_end: size.saturating_add(disk_bytes_max),
         stdin: request.stdin.then_some(stdin),
         control: Some(control),
     };

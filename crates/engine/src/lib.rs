@@ -17,8 +17,3 @@ mod warm;
 
 pub use below::Below;
 pub use runner::{Blocking, Runner, RunnerOptions};
-
-/// A warden's whole life: see [`hands::warden`].
-pub fn warden() {
-    hands::warden::run();
-}

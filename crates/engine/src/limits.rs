@@ -20,6 +20,8 @@ pub const DISK_WATCH_EVERY: Duration = Duration::from_secs(1);
 pub const CAPTURE_EVERY: Duration = Duration::from_secs(2);
 /// Events that wait for a caller who reads slowly; then the command's output waits.
 pub const EVENTS_MAX: usize = 64;
+/// How long a branch that nobody uses stays mounted.
+pub const MOUNT_IDLE_MAX: Duration = Duration::from_secs(60);
 /// Signals and the like that wait for an exec.
 pub const CONTROLS_MAX: usize = 16;
 /// How long a command that was cancelled may take to end before its hand is ended.

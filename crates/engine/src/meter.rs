@@ -3,7 +3,7 @@
 
 use std::future::pending;
 
-use hands::{ExecEvent, ExecSpec, Hand};
+use hands::{ExecEvent, ExecSpec, ExecStdin, Hand};
 use proto::http::ExecControl;
 use proto::ids::{BranchId, ExecId};
 use proto::path::JsonBytes;
@@ -25,7 +25,7 @@ pub(crate) struct Call<'a> {
     pub(crate) spec: ExecSpec,
     pub(crate) cancel: &'a CancellationToken,
     /// The branch may not be larger than this.
-    pub(crate) disk_bytes_end: Option<u64>,
+    pub(crate) disk_bytes_end: u64,
     /// The command's standard input.
     pub(crate) stdin: Option<mpsc::Receiver<Vec<u8>>>,
     /// What else the caller wants of it.
@@ -54,7 +54,7 @@ pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> 
     let started = Instant::now();
     call.hand.memory_peak_reset();
     let spec = std::mem::take(&mut call.spec);
-    let (outcome, reported) = match call.hand.exec(call.exec, spec).await {
+    let (outcome, reported) = match call.hand.exec(call.exec.clone(), spec).await {
         Ok(exec) => follow(&mut call, exec, outlet).await,
         Err(error) => (Outcome::NotStarted { reason: chain(&error) }, None),
     };
@@ -83,7 +83,7 @@ async fn follow<E: Send>(
         tokio::select! {
             event = exec.next_event() => match event {
                 Some(ExecEvent::Output { fd, bytes }) => outlet.put(fd, &bytes, call.cancel).await,
-                Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max: _ }) => {
+                Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, .. }) => {
                     let outcome = stop.map_or(outcome, |(why, _)| why);
                     return (outcome, Some((cpu_ms, wall_ms, lingering)));
                 }
@@ -94,22 +94,21 @@ async fn follow<E: Send>(
             },
             () = gone(call.cancel, &outlet.events), if !stopping => {
                 stop = Some((Outcome::Cancelled, Instant::now() + CANCEL_GRACE));
-                // A hand that is lost can't be asked: the grace time ends it.
                 let _ = exec.cancel().await;
             }
             () = end_of(&stop), if stopping => {
                 call.hand.stop().await;
                 return (stop.map_or(Outcome::Cancelled, |(why, _)| why), None);
             }
-            _ = watch.tick(), if !stopping && call.disk_bytes_end.is_some() => {
+            _ = watch.tick(), if !stopping => {
                 if outgrown(call).await {
                     stop = Some((Outcome::LimitExceeded { limit: "disk".into() }, Instant::now() + CANCEL_GRACE));
-                    // A hand that is lost can't be asked: the grace time ends it.
-                let _ = exec.cancel().await;
+                    let _ = exec.cancel().await;
                 }
             }
             () = &mut feed, if !fed => fed = true,
             control = next(&mut call.control) => match control {
+                // If it is over, or the hand is lost, that comes as an event.
                 Some(ExecControl::Signal { signal }) => drop(exec.signal(signal).await),
                 Some(ExecControl::Resize { size }) => {
                     drop(exec.resize(hands::Size { rows: size.rows, cols: size.cols }).await);
@@ -122,7 +121,7 @@ async fn follow<E: Send>(
 }
 
 /// Passes standard input on until it ends, or the command takes no more.
-async fn feed(sink: Option<hands::ExecStdin>, stdin: Option<mpsc::Receiver<Vec<u8>>>) {
+async fn feed(sink: Option<ExecStdin>, stdin: Option<mpsc::Receiver<Vec<u8>>>) {
     let (Some(sink), Some(mut stdin)) = (sink, stdin) else { return };
     while let Some(bytes) = stdin.recv().await {
         if !sink.write(bytes.into()).await {
@@ -155,10 +154,9 @@ async fn next(control: &mut Option<mpsc::Receiver<ExecControl>>) -> Option<ExecC
 
 /// Whether the branch is larger than it may be. If it can't be measured the command goes on: the next tick tries again.
 async fn outgrown(call: &Call<'_>) -> bool {
-    let Some(end) = call.disk_bytes_end else { return false };
     let branch = call.branch.clone();
     match call.runner.with_store(move |store| store.branch_disk_bytes(&branch)).await {
-        Ok(bytes) => bytes > end,
+        Ok(bytes) => bytes > call.disk_bytes_end,
         Err(error) => {
             tracing::warn!(branch = %call.branch, %error, "the size of a branch can't be measured");
             false

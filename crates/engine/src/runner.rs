@@ -1,12 +1,14 @@
 //! The runner: one state directory, its branches and its hands.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hands::Hands;
+use hands::{Hand, Hands};
 use proto::api::BranchInfo;
 use proto::error::{Code, Coded};
 use proto::http::ExecControl;
@@ -14,7 +16,7 @@ use proto::ids::{BranchId, ExecId, VerifyId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use vfs::{Actor, ForkBusy, Store};
+use vfs::{Actor, ForkBusy, Root, Store};
 
 use crate::below::Below;
 use crate::config::Settings;
@@ -32,6 +34,8 @@ pub struct RunnerOptions {
     pub settings: Settings,
     /// The in-sandbox agent's binary.
     pub hand_binary: PathBuf,
+    /// A command that calls [`hands::warden::run`]; without one, a killed runner leaves its control groups to the next.
+    pub warden: Option<Vec<OsString>>,
 }
 
 /// A runner. Cheap to clone; the state directory is released when the last clone is gone.
@@ -72,12 +76,12 @@ impl Blocking {
 impl Runner {
     /// Opens the state directory and finds out what hands this host can have. Blocks for as long as recovery takes.
     pub async fn open(options: RunnerOptions) -> Result<Self, Below> {
-        let (dir, store_options) = (options.state_dir.clone(), options.settings.store_options());
-        let state_dir = options.state_dir;
+        let (dir, store_options) = (options.state_dir, options.settings.store_options());
         let store = Blocking::run(move || Store::open(&dir, store_options)).await.map_err(Below::new)?;
-        let hands = Hands::new(options.settings.hands_options(options.hand_binary, state_dir))
-            .await
-            .map_err(Below::new)?;
+        let hands =
+            Hands::new(options.settings.hands_options(options.hand_binary, store.dir(), options.warden))
+                .await
+                .map_err(Below::new)?;
         let warm = WarmHands::new(&options.settings.runner);
         let inner = Inner {
             store,
@@ -145,15 +149,24 @@ impl Runner {
                 ForkBusy::Quiet
             }
         };
+        let parent = branch.clone();
         let forked =
             self.with_store(move |store| store.fork_branch(&branch, name.as_deref(), &actor, busy)).await;
         if let Some(hand) = hand {
-            // A hand that can't be thawed is of no more use to anybody.
-            if hand.thaw().await.is_err() {
-                hand.stop().await;
-            }
+            thaw(&hand, &parent).await;
         }
         forked.map_err(Below::new)
+    }
+
+    /// The branch, mounted, and a mount of it for a hand. The hand must be gone before the `Root` is.
+    pub(crate) async fn root(&self, branch: &BranchId) -> Result<(Root, OwnedFd), Below> {
+        let branch = branch.clone();
+        self.with_store(move |store| {
+            let root = store.mount(&branch).map_err(Below::new)?;
+            let mount = root.mount_clone().map_err(|source| Below::new(CloneError { branch, source }))?;
+            Ok((root, mount))
+        })
+        .await
     }
 
     /// Drops a branch on which nothing runs.
@@ -244,7 +257,7 @@ struct FreezeError(#[source] hands::FreezeError);
 
 impl Coded for FreezeError {
     fn code(&self) -> Code {
-        Code::Refused
+        self.0.code()
     }
     fn hint(&self) -> Option<String> {
         Some("wait until the command has ended, then fork".into())
@@ -253,14 +266,22 @@ impl Coded for FreezeError {
 
 /// A branch's mount can't be given to a hand.
 #[derive(Debug, thiserror::Error)]
-#[error("the branch's mount can't be cloned for a hand")]
-pub(crate) struct CloneError(#[source] pub(crate) std::io::Error);
+#[error("the mount of branch {branch} can't be given to a hand")]
+struct CloneError {
+    branch: BranchId,
+    source: std::io::Error,
+}
 
 impl Coded for CloneError {
     fn code(&self) -> Code {
         Code::HostBroken
     }
-    fn hint(&self) -> Option<String> {
-        Some("see what this host can do with: tendon doctor".into())
+}
+
+/// A hand that can't be thawed would stand still for ever: it is ended instead, and what ran in it is told so.
+async fn thaw(hand: &Hand, branch: &BranchId) {
+    if let Err(error) = hand.thaw().await {
+        tracing::error!(%branch, error = crate::meter::chain(&error), "a hand can't be thawed: it is ended");
+        hand.stop().await;
     }
 }

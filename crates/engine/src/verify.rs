@@ -23,7 +23,7 @@ use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
 use crate::meter::{self, Call, Ended, Outlet};
 use crate::record::Changes;
-use crate::runner::{CloneError, Runner};
+use crate::runner::Runner;
 
 /// Why a verify could not be run. What its commands did wrong is in the report instead.
 #[derive(Debug, thiserror::Error)]
@@ -152,6 +152,14 @@ struct Ground {
     tree_before: String,
 }
 
+/// Where the commands run.
+struct Stage<'a> {
+    branch: &'a BranchId,
+    hand: &'a Hand,
+    logs: &'a Path,
+    disk_bytes_max: u64,
+}
+
 /// What the commands left.
 #[derive(Default)]
 struct Ran {
@@ -239,18 +247,16 @@ impl Run<'_> {
         }
         let logs = self.make_logs().await?;
         self.progress("booting a hand").await;
-        let branch = ground.branch.clone();
-        let root = self.runner.with_store(move |store| store.mount(&branch)).await.map_err(below)?;
-        let limits = grant.limits.clone();
-        // The branch stays mounted as long as `root` lives, which is longer than the hand.
-        let mount = root.mount_clone().map_err(CloneError).map_err(below)?;
+        let (root, mount) = self.runner.root(&ground.branch).await.map_err(VerifyError::Below)?;
+        let disk_bytes_max = grant.numbers.disk_bytes_max;
         let spec = HandSpec { root: mount, grant, env: self.request.env.clone() };
         let hand = tokio::select! {
             hand = self.runner.hands().boot(spec) => hand.map_err(below)?,
             () = self.cancel.cancelled() => return Ok(ran),
         };
         ran.confinement = Some(hand.confinement());
-        let result = self.commands(ground, &hand, &limits, &logs, &mut ran).await;
+        let stage = Stage { branch: &ground.branch, hand: &hand, logs: &logs, disk_bytes_max };
+        let result = self.commands(&stage, &mut ran).await;
         // What the hand's background processes wrote last is captured after they are gone.
         hand.stop().await;
         drop(root);
@@ -260,19 +266,11 @@ impl Run<'_> {
         last.map(|_| ran)
     }
 
-    async fn commands(
-        &self,
-        ground: &Ground,
-        hand: &Hand,
-        limits: &[proto::verify::LimitInForce],
-        logs: &Path,
-        ran: &mut Ran,
-    ) -> Result<(), VerifyError> {
-        let limit = |name: &str| limits.iter().find(|limit| limit.name == name).map(|limit| limit.value);
-        let branch = ground.branch.clone();
+    async fn commands(&self, stage: &Stage<'_>, ran: &mut Ran) -> Result<(), VerifyError> {
+        let branch = stage.branch.clone();
         let size =
             self.runner.with_store(move |store| store.branch_disk_bytes(&branch)).await.map_err(below)?;
-        let disk_bytes_end = limit("disk_bytes_max").map(|max| size.saturating_add(max));
+        let disk_bytes_end = size.saturating_add(stage.disk_bytes_max);
         let setup = self.request.setup.iter().map(|argv| (Phase::Setup, argv));
         let all = setup.chain(self.request.checks.iter().map(|argv| (Phase::Check, argv)));
         let mut ended = false;
@@ -283,32 +281,24 @@ impl Run<'_> {
             }
             let index = u32::try_from(index).unwrap_or(u32::MAX);
             let _ = self.events.send(VerifyEvent::Started { index, phase, argv: argv.clone() }).await;
-            let wall_ms_max = limit("wall_ms_max").unwrap_or(0);
-            let report = self
-                .command(index, phase, argv, ground, hand, logs, wall_ms_max, disk_bytes_end, ran)
-                .await?;
-            ended = ends(&report, self.request.keep_going);
+            let report = self.command(stage, index, (phase, argv), disk_bytes_end, ran).await?;
+            ended = stage.hand.lost().is_some() || ends(&report, self.request.keep_going);
             let _ = self.events.send(VerifyEvent::Ended { index, report: Box::new(report.clone()) }).await;
             ran.commands.push(report);
         }
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one caller, and each is a different thing")]
     async fn command(
         &self,
+        stage: &Stage<'_>,
         index: u32,
-        phase: Phase,
-        argv: &[String],
-        ground: &Ground,
-        hand: &Hand,
-        logs: &Path,
-        wall_ms_max: u64,
-        disk_bytes_end: Option<u64>,
+        (phase, argv): (Phase, &[String]),
+        disk_bytes_end: u64,
         ran: &mut Ran,
     ) -> Result<CommandReport, VerifyError> {
         let exec = ExecId::from_random(id::random());
-        let log = |name: &str| StreamLog::new(logs.join(format!("{index:03}-{name}")));
+        let log = |name: &str| StreamLog::new(stage.logs.join(format!("{index:03}-{name}")));
         let mut outlet = Outlet {
             events: self.events.clone(),
             event: Box::new(move |fd, bytes| VerifyEvent::Output { index, fd, bytes }),
@@ -320,24 +310,21 @@ impl Run<'_> {
             env: Vec::new(),
             stdin: Stdin::Null,
             pty: None,
-            wall_ms_max: (wall_ms_max > 0).then_some(wall_ms_max),
+            wall_ms_max: None,
         };
-        let (runner, branch, cancel) = (self.runner, &ground.branch, &self.cancel);
-        let ended = meter::run(
-            Call {
-                runner,
-                branch,
-                hand,
-                exec: &exec,
-                spec,
-                cancel,
-                disk_bytes_end,
-                stdin: None,
-                control: None,
-            },
-            &mut outlet,
-        )
-        .await;
+        let (branch, hand) = (stage.branch, stage.hand);
+        let call = Call {
+            runner: self.runner,
+            branch,
+            hand,
+            exec: &exec,
+            spec,
+            cancel: &self.cancel,
+            disk_bytes_end,
+            stdin: None,
+            control: None,
+        };
+        let ended = meter::run(call, &mut outlet).await;
         // What an earlier command left behind may write as well.
         ran.lingering |= ended.lingering;
         let changed = self.scan(branch, &Actor::exec(&exec), Some(join_command(argv)), ran).await?;
@@ -432,10 +419,16 @@ fn os_path(path: &proto::path::JsonBytes) -> PathBuf {
 
 /// Whether a command's end is the run's end.
 fn ends(report: &CommandReport, keep_going: bool) -> bool {
-    let broken = matches!(
-        report.outcome,
-        Outcome::HandLost { .. } | Outcome::Cancelled | Outcome::LimitExceeded { .. }
-    );
+    let broken = match &report.outcome {
+        Outcome::HandLost { .. } | Outcome::Cancelled => true,
+        // The branch stays too large.
+        Outcome::LimitExceeded { limit } => limit == "disk",
+        Outcome::Exited { .. }
+        | Outcome::Signalled { .. }
+        | Outcome::TimedOut { .. }
+        | Outcome::NotStarted { .. }
+        | Outcome::Skipped => false,
+    };
     !report.outcome.passed() && (broken || report.phase == Phase::Setup || !keep_going)
 }
 

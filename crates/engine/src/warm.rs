@@ -15,9 +15,9 @@ use vfs::{Actor, Root, Writers};
 
 use crate::below::Below;
 use crate::config::RunnerConfig;
-use crate::limits::CAPTURE_EVERY;
+use crate::limits::{CAPTURE_EVERY, MOUNT_IDLE_MAX};
 use crate::meter::chain;
-use crate::runner::{CloneError, Runner};
+use crate::runner::Runner;
 
 /// Something runs on the branch.
 #[derive(Debug, thiserror::Error)]
@@ -168,12 +168,12 @@ impl WarmHands {
         }
         self.end(runner, branch).await.map_err(LeaseError::Limits)?;
         self.make_room(runner).await;
-        let mounted = branch.clone();
-        let root = runner.with_store(move |store| store.mount(&mounted)).await.map_err(below)?;
+        let (root, mount) = runner.root(branch).await.map_err(LeaseError::Below)?;
         let limits = grant.limits.clone();
-        let mount = root.mount_clone().map_err(CloneError).map_err(below)?;
-        let hand =
-            runner.hands().boot(HandSpec { root: mount, grant, env: Vec::new() }).await.map_err(below)?;
+        // Each exec brings its own.
+        let numbers = policy::Limits { wall_ms_max: u64::MAX, ..grant.numbers };
+        let spec = HandSpec { root: mount, grant: Grant { numbers, ..grant }, env: Vec::new() };
+        let hand = runner.hands().boot(spec).await.map_err(below)?;
         let warm = Warm {
             hand: hand.clone(),
             limits,
@@ -243,9 +243,9 @@ impl WarmHands {
     }
 }
 
-/// The limits of the hand itself; wall time and disk are watched per exec.
+/// The limits of the hand itself; wall time is an exec's own.
 fn same_hand(a: &[LimitInForce], b: &[LimitInForce]) -> bool {
-    let of_hand = |limit: &&LimitInForce| !matches!(limit.name.as_str(), "wall_ms_max" | "disk_bytes_max");
+    let of_hand = |limit: &&LimitInForce| limit.name != "wall_ms_max";
     a.iter().filter(of_hand).eq(b.iter().filter(of_hand))
 }
 
@@ -278,6 +278,7 @@ pub(crate) async fn keep(runner: Runner) {
             () = runner.inner.stopping.cancelled() => return,
         }
         let warm = &runner.inner.warm;
+        runner.with_store(|store| store.unmount_idle(MOUNT_IDLE_MAX)).await;
         let lingering: Vec<(BranchId, Actor)> = {
             let slots = warm.slots();
             slots

@@ -344,6 +344,7 @@ impl Task {
         let blocked = self.pending.is_some();
         let awaits_gone = self.killing && !self.ticket.is_gone();
         let [stdout, stderr] = &self.streams;
+        let rest = self.draining && !blocked && self.streams.iter().any(|stream| stream.fd.is_some());
         tokio::select! {
             biased;
             () = self.out.closed(), if !dropped => self.end_by(Cause::Dropped),
@@ -355,7 +356,7 @@ impl Task {
                 let _ = self.pending.take().map(|message| self.out.try_send(Ok(message)));
             }
             chunk = read(self.report.as_ref()), if !blocked => self.on_report(chunk),
-            () = std::future::ready(()), if self.draining && !blocked => self.take_rest(),
+            () = std::future::ready(()), if rest => self.take_rest(),
             () = elapsed(&mut self.drain), if !self.draining => self.draining = true,
             (index, chunk) = read_either(stdout, stderr), if !blocked && !self.draining => self.on_output(index, chunk),
         }

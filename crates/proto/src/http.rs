@@ -153,7 +153,7 @@ pub enum EditRequest {
         /// Where.
         path: TreePath,
     },
-    /// Renames; what stood at `to` is replaced.
+    /// Moves; nothing may lie at `to`.
     Rename {
         /// What.
         from: TreePath,

@@ -37,10 +37,12 @@ struct Args {
     config: Option<PathBuf>,
 }
 
+/// The argument that makes this program the warden: see [`hands::warden`].
+const WARDEN: &str = "--warden";
+
 fn main() -> ExitCode {
-    // Not for people, so not in the help: see `hands::warden`.
-    if std::env::args_os().nth(1).is_some_and(|word| word == engine::config::WARDEN_WORD) {
-        engine::warden();
+    if std::env::args_os().nth(1).is_some_and(|arg| arg == WARDEN) {
+        hands::warden::run();
         return ExitCode::SUCCESS;
     }
     let args = Args::parse();
@@ -78,7 +80,8 @@ fn start(args: Args, uid: u32) -> Result<(), ErrorBody> {
         .build()
         .map_err(|error| host("cannot start threads", &error))?;
     runtime.block_on(async {
-        let options = RunnerOptions { state_dir, settings, hand_binary: hand_binary() };
+        let warden = std::env::current_exe().ok().map(|own| vec![own.into(), WARDEN.into()]);
+        let options = RunnerOptions { state_dir, settings, hand_binary: hand_binary(), warden };
         let runner = Runner::open(options).await.map_err(|error| error.body())?;
         let listener =
             Listener::bind(runner, args.private, uid).map_err(|error| host("cannot listen", &error))?;

@@ -88,7 +88,7 @@ enum BranchCommand {
     Write {
         #[command(flatten)]
         at: PathArgs,
-        /// Make it executable
+        /// Make it executable [default: as it was]
         #[arg(long)]
         executable: bool,
     },
@@ -174,7 +174,8 @@ pub(crate) async fn run(args: BranchArgs, app: &App<'_>) -> Outcome {
         BranchCommand::Exec(args) => exec::run(args, &client, app).await,
         BranchCommand::Read(at) => copy_out(&client, &at.url("files"), app).await,
         BranchCommand::Write { at, executable } => {
-            let url = format!("{}&mode={}", at.url("files"), if executable { "755" } else { "644" });
+            let mode = if executable { "&mode=755" } else { "" };
+            let url = format!("{}{mode}", at.url("files"));
             let _: Value = client.put(&url, standard_input()?).await.map_err(ClientError::into_body)?;
             Ok(0)
         }

@@ -1,6 +1,7 @@
 //! Runs the real hand as an ordinary child, with its two descriptors laid as the runner would.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(clippy::print_stdout, reason = "a test that is skipped says so")]
 
 use std::fs::File;
 use std::io::{Seek, Write};

@@ -5,8 +5,8 @@ use axum::body::Bytes;
 use axum::extract::{Path, RawQuery, State};
 use axum::response::{IntoResponse as _, Response};
 use proto::http::{EditRequest, FILE_BYTES_MAX, FileEntry, query_bytes};
-use proto::path::TreePath;
-use vfs::Actor;
+use proto::path::{JsonBytes, TreePath};
+use vfs::{Actor, DirEntry, FileKind};
 
 use super::branch_id;
 use crate::listen::{App, Peer};
@@ -35,8 +35,9 @@ pub(crate) async fn write(
     let query = query.unwrap_or_default();
     let path = path(&query)?;
     let mode = match query_bytes(&query, "mode").as_deref() {
-        None | Some(b"644") => 0o644,
-        Some(b"755") => 0o755,
+        None => None,
+        Some(b"644") => Some(0o644),
+        Some(b"755") => Some(0o755),
         Some(_) => return Err(Problem::usage("mode must be 644 or 755")),
     };
     let branch = branch_id(&app, branch).await?;
@@ -93,7 +94,19 @@ pub(crate) async fn list(
     };
     let branch = branch_id(&app, branch).await?;
     let list = move |store: &vfs::Store| store.edit(&branch, &Actor::cli(peer.uid))?.list(path.as_ref());
-    Ok(Json(app.runner.with_store(list).await?))
+    let entries = app.runner.with_store(list).await?;
+    Ok(Json(entries.into_iter().map(shown).collect()))
+}
+
+fn shown(entry: DirEntry) -> FileEntry {
+    let kind = match entry.stat.kind {
+        FileKind::File => "file",
+        FileKind::Dir => "dir",
+        FileKind::Symlink => "symlink",
+        FileKind::Other => "other",
+    };
+    let (mode, size) = (entry.stat.mode, entry.stat.size);
+    FileEntry { name: JsonBytes::new(&entry.name), kind: kind.to_owned(), mode, size }
 }
 
 fn path(query: &str) -> Result<TreePath, Problem> {
