@@ -15,6 +15,7 @@ use crate::store::EngineChoice;
 
 pub(crate) use copy::CopyEngine;
 pub(crate) use overlay::OverlayEngine;
+pub(crate) use tree::times;
 
 /// Makes, mounts, seals and copies the directories of branches. Knows no database.
 pub(crate) trait Engine: Send + Sync {
@@ -209,5 +210,4 @@ impl Drop for Mounted {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -20,9 +20,8 @@ use crate::{Actor, EngineChoice, ForkBusy, Store, StoreOptions, SystemClock};
 
 const USERNS: &str = "VFS_TEST_USERNS";
 
-/// Runs `body` with each engine, as each kind of user that this machine lets us be. `test` is the calling test's name.
+/// Runs `body` with each engine, as each kind of user that this machine lets us be. `test` is the calling test's full name.
 pub(crate) fn on_all(test: &str, body: impl Fn(EngineChoice)) {
-    let test = format!("engine::tests::{test}");
     if variable(USERNS).is_some() {
         body(EngineChoice::Overlay);
         body(EngineChoice::Copy);
@@ -33,11 +32,11 @@ pub(crate) fn on_all(test: &str, body: impl Fn(EngineChoice)) {
     }
     body(EngineChoice::Copy);
     if have(Need::RootlessOverlay) {
-        testkit::rootless(&test, || {
+        testkit::rootless(test, || {
             let own = std::env::current_exe().unwrap();
             let mut child = command("unshare");
             child.args(["--user", "--map-root-user", "--mount"]).arg(own);
-            child.args(["--exact", &test, "--nocapture", "--test-threads=1"]).env(USERNS, "1");
+            child.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(USERNS, "1");
             let output = run(&mut child);
             assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "no test is called {test}");
         });
@@ -55,6 +54,18 @@ pub(crate) fn path(text: &str) -> TreePath {
     text.parse().unwrap()
 }
 
+fn freeze(store: &Store, files: &[(&str, &str)]) -> BaseId {
+    let files: Vec<_> = files
+        .iter()
+        .map(|(at, text)| InlineFile {
+            path: path(at),
+            content: JsonBytes::new(text.as_bytes()),
+            executable: false,
+        })
+        .collect();
+    store.freeze_files(&files).unwrap().id
+}
+
 pub(crate) fn me() -> Actor {
     Actor::cli(7)
 }
@@ -63,16 +74,14 @@ impl Fixture {
     pub(crate) fn new(engine: EngineChoice, files: &[(&str, &str)]) -> Self {
         let dir = testkit::temp_dir("engine");
         let store = Store::open(&dir.path().join("state"), options(engine)).unwrap();
-        let files: Vec<_> = files
-            .iter()
-            .map(|(at, text)| InlineFile {
-                path: path(at),
-                content: JsonBytes::new(text.as_bytes()),
-                executable: false,
-            })
-            .collect();
-        let base = store.freeze_files(&files).unwrap().id;
+        let base = freeze(&store, files);
         Self { store: Some(store), base, engine, dir }
+    }
+
+    /// With a store that lies elsewhere and can't be reopened.
+    pub(crate) fn with(store: Store, engine: EngineChoice, files: &[(&str, &str)]) -> Self {
+        let base = freeze(&store, files);
+        Self { store: Some(store), base, engine, dir: testkit::temp_dir("engine") }
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -172,7 +181,7 @@ const BASE: &[(&str, &str)] =
 
 #[test]
 fn a_branch_shows_its_base_and_keeps_its_changes() {
-    on_all("a_branch_shows_its_base_and_keeps_its_changes", |engine| {
+    on_all("engine::tests::a_branch_shows_its_base_and_keeps_its_changes", |engine| {
         let mut fixture = Fixture::new(engine, BASE);
         let branch = fixture.create();
         assert_eq!(branch.depth, 0);
@@ -197,7 +206,7 @@ fn a_branch_shows_its_base_and_keeps_its_changes() {
 
 #[test]
 fn forks_go_their_own_ways() {
-    on_all("forks_go_their_own_ways", |engine| {
+    on_all("engine::tests::forks_go_their_own_ways", |engine| {
         for busy in [ForkBusy::Quiet, ForkBusy::Frozen] {
             let mut fixture = Fixture::new(engine, BASE);
             let parent = fixture.create().id;
@@ -241,7 +250,7 @@ fn forks_go_their_own_ways() {
 
 #[test]
 fn a_fork_of_a_branch_in_use_copies_or_is_refused() {
-    on_all("a_fork_of_a_branch_in_use_copies_or_is_refused", |engine| {
+    on_all("engine::tests::a_fork_of_a_branch_in_use_copies_or_is_refused", |engine| {
         let fixture = Fixture::new(engine, BASE);
         let parent = fixture.create().id;
         let at = fixture.at(&parent);
@@ -262,7 +271,7 @@ fn a_fork_of_a_branch_in_use_copies_or_is_refused() {
 
 #[test]
 fn dropped_branches_leave_nothing_but_their_history() {
-    on_all("dropped_branches_leave_nothing_but_their_history", |engine| {
+    on_all("engine::tests::dropped_branches_leave_nothing_but_their_history", |engine| {
         let fixture = Fixture::new(engine, BASE);
         let store = fixture.store();
         let parent = store.create_branch(&fixture.base, Some("name"), &me()).unwrap().id;
@@ -309,7 +318,7 @@ fn dropped_branches_leave_nothing_but_their_history() {
 
 #[test]
 fn a_mount_can_be_handed_to_another_namespace() {
-    on_all("a_mount_can_be_handed_to_another_namespace", |engine| {
+    on_all("engine::tests::a_mount_can_be_handed_to_another_namespace", |engine| {
         if !testkit::user::is_root() {
             return;
         }

@@ -1,0 +1,310 @@
+//! Whole directories: removed, copied, measured. Goes down by descriptors, without recursion, and enters nothing but
+//! directories of the same file system, through no link.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use proto::path::TreePath;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
+
+use super::staged::Staged;
+use super::{BeneathError, FileKind, OPEN_DIR, fail, names, parent, reopen};
+
+/// The most files and directories that one removal takes.
+const REMOVE_NAMES_MAX: u64 = 5_000_000;
+
+/// The deepest directory that is followed below the one that was named: each level takes a descriptor.
+const DEPTH_MAX: usize = 700;
+
+/// Levels of a tree of ours that are removed in one go.
+const TREE_DEPTH_MAX: usize = 64;
+
+/// Names that are looked at in one go where many are removed.
+const REMOVE_BATCH: usize = 10_000;
+
+/// Removes what lies at `path`, with all that is in it.
+pub(crate) fn remove(root: BorrowedFd<'_>, path: &TreePath) -> Result<(), BeneathError> {
+    let parent = parent(root, path).map_err(fail("remove", path))?;
+    let name = CString::new(path.file_name()).map_err(|error| BeneathError::Io {
+        what: "remove",
+        path: path.to_string(),
+        source: error.into(),
+    })?;
+    remove_at(parent.as_fd(), &name, path)
+}
+
+/// Removes a name of an open directory, with all that is below it. Goes down by descriptors, without recursion, and
+/// enters nothing but directories of the same file system.
+pub(super) fn remove_at(parent: BorrowedFd<'_>, name: &CStr, shown: &TreePath) -> Result<(), BeneathError> {
+    let fail = fail("remove", shown);
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        done => return done.map_err(fail),
+    }
+    let too = |what, max| BeneathError::TooLarge { path: shown.to_string(), what, max };
+    let mut left = REMOVE_NAMES_MAX;
+    // Each open directory, its own name, and the names in it that are still to go.
+    let mut stack: Vec<(OwnedFd, CString, Vec<CString>)> = Vec::new();
+    let enter = |dir: BorrowedFd<'_>, name: &CStr| -> Result<(OwnedFd, CString, Vec<CString>), Errno> {
+        let fd = enter(dir, name)?;
+        let inside = names(fd.as_fd(), usize::MAX - 1)?;
+        Ok((fd, name.to_owned(), inside))
+    };
+    stack.push(enter(parent, name).map_err(&fail)?);
+    while let Some((dir, _, inside)) = stack.last_mut() {
+        let Some(child) = inside.pop() else {
+            let Some((_, own_name, _)) = stack.pop() else { break };
+            let above = stack.last().map_or(parent, |(dir, ..)| dir.as_fd());
+            match rustix::fs::unlinkat(above, &*own_name, AtFlags::REMOVEDIR) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                // Somebody makes files in it while it is removed.
+                Err(Errno::NOTEMPTY) => return Err(BeneathError::Racing(shown.to_string())),
+                Err(errno) => return Err(fail(errno)),
+            }
+            continue;
+        };
+        left = left.checked_sub(1).ok_or_else(|| too("more names", REMOVE_NAMES_MAX))?;
+        match rustix::fs::unlinkat(&*dir, &*child, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ISDIR | Errno::PERM) => {
+                let entered = enter(dir.as_fd(), &child).map_err(&fail)?;
+                stack.push(entered);
+                if stack.len() > DEPTH_MAX {
+                    return Err(too("more directories in each other", DEPTH_MAX as u64));
+                }
+            }
+            Err(errno) => return Err(fail(errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Opens a directory of an open one, also one that denies that to its owner.
+fn enter(dir: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    match rustix::fs::openat2(dir, name, OPEN_DIR, Mode::empty(), resolve) {
+        Err(Errno::ACCESS) => {
+            let location = rustix::fs::openat(
+                dir,
+                name,
+                OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?;
+            let own = format!("/proc/self/fd/{}", location.as_raw_fd());
+            rustix::fs::chmod(&own, Mode::RWXU)?;
+            Ok(reopen(location.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?.into())
+        }
+        opened => opened,
+    }
+}
+
+/// Copies the directory `from` to `to`, where nothing may be: all of it appears there at once. Files get their owner,
+/// mode and times; several names of one file become several files.
+pub(crate) fn copy_dir(root: BorrowedFd<'_>, from: &TreePath, to: &TreePath) -> Result<(), BeneathError> {
+    let fail = fail("copy", from);
+    let source = super::open(root, Some(from), OFlags::RDONLY | OFlags::DIRECTORY).map_err(&fail)?;
+    let mut staged = Staged::dir(root, to)?;
+    let copied = staged.open_dir().and_then(|target| copy_inside(source, target)).and_then(|()| {
+        // Only where nothing is: what came there meanwhile is somebody's.
+        staged.restore(to)
+    });
+    if let Err(errno) = copied {
+        let _ = staged.discard(to);
+        return Err(fail(errno));
+    }
+    Ok(())
+}
+
+/// A directory, its copy, and the names that are still to be copied.
+type Level = (OwnedFd, OwnedFd, Vec<CString>);
+
+fn copy_inside(source: OwnedFd, target: OwnedFd) -> Result<(), Errno> {
+    let level = |source: OwnedFd, target: OwnedFd| -> Result<Level, Errno> {
+        let inside = names(source.as_fd(), usize::MAX - 1)?;
+        Ok((source, target, inside))
+    };
+    let mut stack = vec![level(source, target)?];
+    loop {
+        let depth = stack.len();
+        let Some((from, to, inside)) = stack.last_mut() else { return Ok(()) };
+        let Some(name) = inside.pop() else {
+            look_like(from.as_fd(), to.as_fd())?;
+            stack.pop();
+            continue;
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let at = rustix::fs::openat(&*from, &*name, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&at)?;
+        match FileKind::of(stat.st_mode) {
+            FileKind::Dir if depth >= DEPTH_MAX => return Err(Errno::NAMETOOLONG),
+            FileKind::Dir => {
+                let below = enter(from.as_fd(), &name)?;
+                rustix::fs::mkdirat(&*to, &*name, Mode::RWXU)?;
+                let made = rustix::fs::openat(&*to, &*name, OPEN_DIR, Mode::empty())?;
+                stack.push(level(below, made)?);
+            }
+            FileKind::File => copy_file(at.as_fd(), to.as_fd(), &name, stat.st_size.cast_unsigned())?,
+            FileKind::Symlink => {
+                let link = rustix::fs::readlinkat(&at, "", Vec::new())?;
+                rustix::fs::symlinkat(&*link, &*to, &*name)?;
+                own_like(to.as_fd(), &name, &stat)?;
+            }
+            FileKind::Other => {
+                let kind = FileType::from_raw_mode(stat.st_mode);
+                rustix::fs::mknodat(
+                    &*to,
+                    &*name,
+                    kind,
+                    Mode::from_raw_mode(stat.st_mode & 0o7777),
+                    stat.st_rdev,
+                )?;
+                own_like(to.as_fd(), &name, &stat)?;
+            }
+        }
+    }
+}
+
+fn own_like(dir: BorrowedFd<'_>, name: &CStr, stat: &rustix::fs::Stat) -> Result<(), Errno> {
+    let (uid, gid) = (Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)));
+    rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+fn copy_file(at: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, size: u64) -> Result<(), Errno> {
+    let source = reopen(at, OFlags::RDONLY)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let target = File::from(rustix::fs::openat(to, name, flags, Mode::RUSR | Mode::WUSR)?);
+    sys::reflink::copy(&source, &target, size)
+        .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+    look_like(source.as_fd(), target.as_fd())
+}
+
+fn look_like(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
+    let stat = rustix::fs::fstat(from)?;
+    rustix::fs::fchown(to, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
+    rustix::fs::fchmod(to, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+    rustix::fs::futimens(to, &crate::engine::times(&stat))
+}
+
+/// Disk space of a directory and all that is in it. What changes meanwhile is counted or not. Fails for directories
+/// nested deeper than can be followed.
+pub(crate) fn disk_bytes(dir: &Path) -> io::Result<u64> {
+    let mut linked = HashSet::new();
+    let mut total = 0;
+    let mut stack = vec![inside(rustix::fs::open(dir, OPEN_DIR, Mode::empty())?, &mut linked, &mut total)?];
+    while let Some((dir, below)) = stack.last_mut() {
+        let Some(name) = below.pop() else {
+            stack.pop();
+            continue;
+        };
+        // What can't be entered is gone, or closed to its owner too, who then can't write in it.
+        let Ok(fd) = rustix::fs::openat(&*dir, &*name, OPEN_DIR, Mode::empty()) else { continue };
+        let entered = inside(fd, &mut linked, &mut total)?;
+        stack.push(entered);
+        if stack.len() > DEPTH_MAX {
+            return Err(io::Error::from(io::ErrorKind::QuotaExceeded));
+        }
+    }
+    Ok(total)
+}
+
+/// Adds up what is in one directory; returns it with the names of the directories in it.
+fn inside(
+    dir: OwnedFd,
+    linked: &mut HashSet<u64>,
+    total: &mut u64,
+) -> Result<(OwnedFd, Vec<CString>), Errno> {
+    let mut below = Vec::new();
+    for name in names(dir.as_fd(), usize::MAX - 1)? {
+        let Ok(stat) = rustix::fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        if is_dir || stat.st_nlink < 2 || linked.insert(stat.st_ino) {
+            *total += stat.st_blocks.cast_unsigned() * 512;
+        }
+        if is_dir {
+            below.push(name);
+        }
+    }
+    Ok((dir, below))
+}
+
+/// Removes a directory of ours, which nobody else can reach, with all that is in it. However deep guests nested their
+/// directories, it needs few descriptors and no stack: what lies too deep is moved up first.
+pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
+    let top = enter_closed(rustix::fs::CWD, dir)?;
+    let mut moved = 0_u64;
+    loop {
+        let inside = names(top.as_fd(), REMOVE_BATCH)?;
+        if inside.is_empty() {
+            break;
+        }
+        for name in inside {
+            remove_below(top.as_fd(), &name, &mut moved)?;
+        }
+    }
+    Ok(std::fs::remove_dir(dir)?)
+}
+
+/// Removes a name in `top`; directories that lie too deep in it become names in `top` themselves.
+fn remove_below(top: BorrowedFd<'_>, name: &CStr, moved: &mut u64) -> Result<(), Errno> {
+    let unlink = |dir: BorrowedFd<'_>, name: &CStr| match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::ISDIR | Errno::PERM) => Ok(false),
+        Err(errno) => Err(errno),
+    };
+    if unlink(top, name)? {
+        return Ok(());
+    }
+    let mut stack: Vec<(OwnedFd, CString, Vec<CString>)> = Vec::new();
+    let open = |dir: BorrowedFd<'_>, name: &CStr| {
+        let fd = enter_closed(dir, name)?;
+        let inside = names(fd.as_fd(), usize::MAX - 1)?;
+        Ok::<_, Errno>((fd, name.to_owned(), inside))
+    };
+    stack.push(open(top, name)?);
+    loop {
+        let depth = stack.len();
+        let Some((dir, _, inside)) = stack.last_mut() else { return Ok(()) };
+        let Some(child) = inside.pop() else {
+            let Some((_, own, _)) = stack.pop() else { return Ok(()) };
+            let above = stack.last().map_or(top, |(dir, ..)| dir.as_fd());
+            rustix::fs::unlinkat(above, &*own, AtFlags::REMOVEDIR)?;
+            continue;
+        };
+        if unlink(dir.as_fd(), &child)? {
+            continue;
+        }
+        if depth < TREE_DEPTH_MAX {
+            let opened = open(dir.as_fd(), &child)?;
+            stack.push(opened);
+            continue;
+        }
+        // A directory that denies writing can't be moved to another one.
+        drop(enter_closed(dir.as_fd(), &*child)?);
+        loop {
+            *moved += 1;
+            let up = format!("deep-{moved}");
+            let flags = RenameFlags::NOREPLACE;
+            match rustix::fs::renameat_with(&*dir, &*child, top, up.as_str(), flags) {
+                Err(Errno::EXIST) => {}
+                done => break done?,
+            }
+        }
+    }
+}
+
+/// Opens a directory of a directory of ours, made accessible if it denies that to its owner.
+fn enter_closed<P: rustix::path::Arg + Copy>(dir: BorrowedFd<'_>, name: P) -> Result<OwnedFd, Errno> {
+    let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+        return Err(Errno::NOTDIR);
+    }
+    if stat.st_mode & 0o700 != 0o700 {
+        rustix::fs::chmodat(dir, name, Mode::RWXU, AtFlags::empty())?;
+    }
+    rustix::fs::openat(dir, name, OPEN_DIR, Mode::empty())
+}
