@@ -168,6 +168,27 @@ impl Process {
     }
 }
 
+/// The runtime ended before [`Process::until_gone`] did: the same without it, so that nothing is left.
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.gone_already().is_some() {
+            return;
+        }
+        self.kill();
+        let deadline = std::time::Instant::now() + STOP_PATIENCE;
+        for pidfd in [Some(&self.monitor), self.first.get()].into_iter().flatten() {
+            while runs(pidfd) && std::time::Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let _ = reap(self.monitor.as_fd());
+        if let Some(group) = &self.group {
+            group.kill();
+            group.remove();
+        }
+    }
+}
+
 /// Returns when the process has ended.
 #[expect(
     deprecated,

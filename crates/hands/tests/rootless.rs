@@ -3,6 +3,8 @@
 //! A process must enter its namespaces before it starts a thread, which the usual test harness does: so this is a program of
 //! its own that runs each case in a child, and lists its cases as the harness would.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod kit;
 
 use std::future::Future;

@@ -1,5 +1,7 @@
 //! Real hands in real sandboxes: what they see, what limits them, how they end.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod kit;
 
 use std::path::Path;

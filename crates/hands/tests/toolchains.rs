@@ -1,5 +1,7 @@
 //! The real tools of this machine in a hand without a network: cargo with a registry dependency, npm, pytest, pip, git.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 mod kit;
 
 use std::fs;

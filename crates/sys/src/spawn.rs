@@ -299,18 +299,14 @@ fn prepare_child(plan: &Prepared<'_>) -> Result<(), Stage> {
     for (which, limit) in &plan.rlimits {
         let null = std::ptr::null_mut::<libc::rlimit64>();
         // SAFETY: the limit is valid for the call; 0 is the caller itself.
-        check(
-            unsafe { libc::syscall(libc::SYS_prlimit64, 0, *which, &raw const *limit, null) },
-            Stage::Rlimit,
-        )?;
+        let set = unsafe { libc::syscall(libc::SYS_prlimit64, 0, *which, &raw const *limit, null) };
+        check(set, Stage::Rlimit)?;
     }
     if let Some(cpus) = &plan.cpus {
         let size = size_of::<libc::cpu_set_t>();
         // SAFETY: the set is valid for its size; 0 is the caller itself.
-        check(
-            unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, &raw const *cpus) },
-            Stage::Affinity,
-        )?;
+        let set = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, &raw const *cpus) };
+        check(set, Stage::Affinity)?;
     }
     if let Some(ids) = plan.ids {
         become_user(ids)?;
@@ -330,10 +326,8 @@ fn stage_mounts(plan: &Prepared<'_>) -> Result<(), Stage> {
     let flags = libc::MS_REC | libc::MS_PRIVATE;
     let none = std::ptr::null::<c_char>();
     // SAFETY: the strings are static; changing propagation reads no other argument.
-    check(
-        unsafe { libc::syscall(libc::SYS_mount, none, c"/".as_ptr(), none, flags, none) },
-        Stage::Propagation,
-    )?;
+    let private = unsafe { libc::syscall(libc::SYS_mount, none, c"/".as_ptr(), none, flags, none) };
+    check(private, Stage::Propagation)?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV;
     let (kind, options) = (c"tmpfs", c"mode=0755,size=256k,nr_inodes=256");
     // SAFETY: the strings are static.

@@ -144,32 +144,35 @@ impl Cgroups {
 
     /// Kills and removes what earlier runs on the same state directory left. Returns how many groups.
     pub fn sweep(&self) -> usize {
-        let mut removed = 0;
-        for own in &self.places.0 {
-            let entries = own.parent().and_then(|parent| fs::read_dir(parent).ok());
-            let names = entries.into_iter().flatten().flatten();
-            let others: Vec<PathBuf> = names
-                .filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.prefix))
-                .map(|entry| entry.path())
-                .filter(|path| path != own)
-                .collect();
-            removed += sweep(&others);
-        }
-        removed
+        let parents = self.places.0.iter().filter_map(|own| own.parent());
+        let entries = parents.filter_map(|parent| fs::read_dir(parent).ok()).flatten().flatten();
+        let others: Vec<PathBuf> = entries
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.prefix))
+            .map(|entry| entry.path())
+            .filter(|path| !self.places.0.contains(path))
+            .collect();
+        sweep(&others)
     }
 }
 
 /// Kills all processes of all groups below these directories and removes them all.
 pub fn sweep(places: &[PathBuf]) -> usize {
-    let mut removed = 0;
+    let groups: Vec<PathBuf> = places
+        .iter()
+        .flat_map(fs::read_dir)
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect();
+    // A frozen process dies only when it is thawed, and with version 1 that is another hierarchy's matter.
+    for group in &groups {
+        let _ = fs::write(group.join("freezer.state"), "THAWED");
+        let _ = fs::write(group.join("cgroup.freeze"), "0");
+    }
+    groups.iter().for_each(|group| kill_all(group));
+    let removed = groups.iter().filter(|group| remove_dir(group)).count();
     for place in places {
-        let Ok(entries) = fs::read_dir(place) else { continue };
-        for group in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            // A frozen process dies only when it is thawed.
-            let _ = fs::write(group.path().join("freezer.state"), "THAWED");
-            kill_all(&group.path());
-            removed += usize::from(remove_dir(&group.path()));
-        }
         let _ = fs::remove_dir(place);
     }
     removed
@@ -246,7 +249,8 @@ impl Group {
 
     /// Removes it. Blocks while dead processes leave it, at most a few seconds. False: something is left.
     pub fn remove(&self) -> bool {
-        self.dirs().iter().fold(true, |all, dir| remove_dir(dir) && all)
+        // Every one of them, also when one can't be removed.
+        self.dirs().iter().filter(|dir| !remove_dir(dir)).count() == 0
     }
 
     fn dirs(&self) -> Vec<&Path> {

@@ -41,13 +41,16 @@ pub fn kind(mount: &OwnedFd) -> io::Result<Kind> {
     Ok(if dir { Kind::Dir } else { Kind::File })
 }
 
+/// `None`: the kernel makes none.
+type Userns = Option<Arc<OwnedFd>>;
+
 /// Shows the runner's user's files as the hand's user's, so that a home that is closed to others can be read, and its
 /// copies written. `None`: they are the same user.
 #[derive(Debug)]
 pub struct Owners {
     ids: Option<Ids>,
     /// One user namespace for each owner that was met.
-    maps: Mutex<HashMap<(u32, u32), Option<Arc<OwnedFd>>>>,
+    maps: Mutex<HashMap<(u32, u32), Userns>>,
 }
 
 impl Owners {
@@ -104,7 +107,7 @@ impl Owners {
         }
     }
 
-    fn map_of(&self, mount: &OwnedFd) -> Option<Arc<OwnedFd>> {
+    fn map_of(&self, mount: &OwnedFd) -> Userns {
         let ids = self.ids?;
         let meta = std::fs::metadata(format!("/proc/self/fd/{}", mount.as_raw_fd())).ok()?;
         let owner = (meta.uid(), meta.gid());

@@ -241,8 +241,9 @@ impl Sandbox {
         bwrap.at("--dev", "/dev");
         bwrap.tmpfs("1777", SHM_BYTES_MAX.min(limits.memory_bytes_max / 2), "/dev/shm");
         bwrap.at("--remount-ro", "/dev");
-        boot.read_paths.extend(["/usr", "/etc", "/sys"].map(String::from));
-        boot.write_paths.extend(["/proc", "/dev"].map(String::from));
+        // Not writable for commands: what they could change there is a namespace's own, or the agent's.
+        boot.read_paths.extend(["/usr", "/etc", "/sys", "/proc"].map(String::from));
+        boot.write_paths.push("/dev".into());
         Ok(())
     }
 

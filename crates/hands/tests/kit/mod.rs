@@ -1,6 +1,6 @@
 //! Real hands on plain directories, for tests.
 
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part of it; it is for tests")]
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::chown;
