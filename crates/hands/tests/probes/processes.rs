@@ -2,6 +2,16 @@
 
 use crate::probe::{Control::*, Expect::*, Probe, Script::*};
 
+/// PID 1, a supervisor and this program are all that is left, shortly.
+const GONE: &str = r#"
+def left():
+    return [read(f"/proc/{name}/stat") for name in os.listdir("/proc") if name.isdigit()]
+end = time.monotonic() + 3
+while len(left()) > 3 and time.monotonic() < end:
+    time.sleep(0.05)
+must(len(left()) <= 3, f"what it started is gone: {left()}")
+"#;
+
 pub const PROBES: &[Probe] = &[
     Probe {
         name: "ptrace",
@@ -109,7 +119,7 @@ time.sleep(0.5)
     Probe {
         name: "kill the supervisor",
         why: "code that kills what watches it must not get away from the time limit",
-        harmless: Py(r#"must(len([name for name in os.listdir("/proc") if name.isdigit()]) <= 4, "what it started is gone")"#),
+        harmless: Py(GONE),
         malicious: Py(r#"
 print("held: the supervisor is to be killed", flush=True)
 if os.fork():
@@ -135,7 +145,7 @@ else:
     Probe {
         name: "stop the supervisor",
         why: "a stopped supervisor must not hold up the hand",
-        harmless: Py(r#"must(len([name for name in os.listdir("/proc") if name.isdigit()]) <= 4, "what it started is gone")"#),
+        harmless: Py(GONE),
         malicious: Py(r#"
 print("held: the supervisor is to be stopped", flush=True)
 parent = os.getppid()
