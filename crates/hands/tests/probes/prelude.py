@@ -10,7 +10,8 @@ NAMES = (
     "io_uring_setup kexec_load kexec_file_load init_module finit_module delete_module personality seccomp name_to_handle_at "
     "open_by_handle_at open_tree move_mount fsopen fsmount fspick mount_setattr pidfd_getfd pidfd_open pidfd_send_signal "
     "fanotify_init sethostname setdomainname acct process_madvise memfd_create capset capget openat2 getpid move_pages "
-    "migrate_pages lookup_dcookie nfsservctl vhangup iopl ioperm uselib modify_ldt"
+    "migrate_pages lookup_dcookie nfsservctl vhangup iopl ioperm uselib modify_ldt "
+    "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr ioprio_set setpriority"
 ).split()
 X86 = (
     101, 310, 311, 312, 103, 169, 164, 227, 159, 167, 168, 179,
@@ -19,6 +20,7 @@ X86 = (
     304, 428, 429, 430, 432, 433, 442, 438, 434, 424,
     300, 170, 171, 163, 440, 319, 126, 125, 437, 39, 279,
     256, 212, 180, 153, 172, 173, 134, 154,
+    302, 203, 144, 142, 314, 251, 141,
 )
 ARM = (
     117, 270, 271, 272, 116, 142, 170, 112, 171, 224, 225, 60,
@@ -27,6 +29,7 @@ ARM = (
     265, 428, 429, 430, 432, 433, 442, 438, 434, 424,
     262, 161, 162, 89, 440, 279, 91, 90, 437, 172, 239,
     238, 18, 42, 58, None, None, None, None,
+    261, 122, 119, 118, 274, 30, 140,
 )
 NR = dict(zip(NAMES, X86 if platform.machine() == "x86_64" else ARM))
 harms = 0

@@ -134,8 +134,9 @@ impl Ran {
     /// The program did no harm that it knows of.
     fn held(&self, expect: Expect) -> Result<(), String> {
         let lines: Vec<&str> = self.output.lines().collect();
-        if let Some(harm) = lines.iter().find(|line| line.starts_with("HARM")) {
-            return Err((*harm).to_owned());
+        let harms: Vec<&str> = lines.iter().copied().filter(|line| line.starts_with("HARM")).collect();
+        if !harms.is_empty() {
+            return Err(harms.join("\n"));
         }
         let ended = self.outcome.passed() && lines.last() == Some(&"end");
         let tried = lines.iter().any(|line| line.starts_with("held: "));
@@ -181,7 +182,7 @@ fn run_probe(machine: &dyn Machine, host: &Host, probe: &Probe) -> Result<(), St
     run(probe.harmless).lived().map_err(|problem| name("the hand afterwards", problem))
 }
 
-fn program(probe: &Probe, script: Script, host: &Host) -> Program {
+pub fn program(probe: &Probe, script: Script, host: &Host) -> Program {
     let mut program = Program::of(script, host.env());
     program.terminal = probe.name.contains("terminal");
     if probe.expect == Expect::KillsItsExec {

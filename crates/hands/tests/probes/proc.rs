@@ -12,9 +12,9 @@ pub const PROBES: &[Probe] = &[
         malicious: Py(r#"
 import glob
 for path in ("kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "kernel/domainname", "kernel/panic", "kernel/sysrq", "kernel/yama/ptrace_scope", "kernel/kptr_restrict",
-             "kernel/printk", "kernel/randomize_va_space", "kernel/unprivileged_bpf_disabled", "kernel/threads-max", "kernel/pid_max", "kernel/keys/maxkeys",
+             "kernel/printk", "kernel/randomize_va_space", "kernel/unprivileged_bpf_disabled", "kernel/threads-max", "kernel/keys/maxkeys",
              "vm/overcommit_memory", "vm/drop_caches", "vm/panic_on_oom", "fs/suid_dumpable", "fs/binfmt_misc/register", "fs/file-max", "fs/inotify/max_user_watches",
-             "net/ipv4/ip_forward", "net/ipv4/ping_group_range", "net/core/somaxconn", "user/max_user_namespaces"):
+             "user/max_user_namespaces"):
     attempt(f"open {path} for writing", lambda: os.close(os.open("/proc/sys/" + path, os.O_WRONLY)) is None)
 def any_writable():
     for directory, _, names in os.walk("/proc/sys"):
@@ -24,9 +24,10 @@ def any_writable():
                 yield os.path.join(directory, name)
             except OSError:
                 pass
-# These are the hand's own IPC and process id namespaces'.
-own = ("/proc/sys/kernel/msg", "/proc/sys/kernel/shm", "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni", "/proc/sys/kernel/ns_last_pid", "/proc/sys/fs/mqueue/")
+# These are the hand's own IPC, network and process id namespaces'.
+own = ("/proc/sys/kernel/msg", "/proc/sys/kernel/shm", "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni", "/proc/sys/kernel/ns_last_pid", "/proc/sys/kernel/pid_max", "/proc/sys/fs/mqueue/", "/proc/sys/net/")
 attempt("find any setting of the machine that can be written", lambda: [path for path in any_writable() if not path.startswith(own)])
+attempt("change a setting of the machine's network", lambda: [path for path in any_writable() if path.startswith("/proc/sys/net/core/") and not path.endswith(("somaxconn", "txrehash"))])
 attempt("choose the next process id", lambda: write("/proc/sys/kernel/ns_last_pid", b"1000"))
 "#),
         expect: Held,
@@ -59,7 +60,7 @@ attempt("syslog's size", lambda: call("syslog", 10, None, 0))
         why: "devices and settings of the machine",
         harmless: Py(r#"must(os.cpu_count() >= 1); must(os.sched_getaffinity(0))"#),
         malicious: Py(r#"
-for path in ("/sys/kernel/debug", "/sys/kernel/tracing", "/sys/kernel/security", "/sys/fs/bpf", "/sys/fs/cgroup", "/sys/fs/pstore", "/sys/firmware", "/sys/module", "/sys/block", "/sys/class/net", "/sys/kernel/config", "/sys/fs/selinux"):
+for path in ("/sys/kernel/debug", "/sys/kernel/tracing", "/sys/kernel/security", "/sys/fs/bpf", "/sys/fs/pstore", "/sys/firmware", "/sys/module", "/sys/block", "/sys/class/net", "/sys/kernel/config", "/sys/fs/selinux"):
     attempt(f"list {path}", lambda: os.listdir(path))
 for path in ("/sys/power/state", "/sys/kernel/mm/ksm/run", "/sys/kernel/uevent_helper", "/sys/class/net/lo/mtu", "/sys/devices/system/cpu/cpu1/online", "/sys/kernel/profiling"):
     attempt(f"open {path} for writing", lambda: os.close(os.open(path, os.O_WRONLY)) is None)
@@ -106,8 +107,10 @@ for pid in ("1", str(os.getppid())):
     for name in ("exe", "root", "cwd", "fd/3", "ns/mnt", "ns/net", "ns/user"):
         attempt(f"follow /proc/{pid}/{name}", lambda: os.readlink(f"/proc/{pid}/{name}"))
         attempt(f"open /proc/{pid}/{name}", lambda: os.open(f"/proc/{pid}/{name}", os.O_RDONLY))
-    for name in ("mem", "oom_score_adj", "comm", "clear_refs", "coredump_filter", "attr/current", "uid_map", "gid_map", "setgroups", "loginuid", "autogroup", "timerslack_ns", "sched", "cwd/x"):
+    for name in ("mem", "oom_score_adj", "comm", "clear_refs", "coredump_filter", "uid_map", "gid_map", "setgroups", "loginuid", "autogroup", "sched", "cwd/x"):
         attempt(f"open /proc/{pid}/{name} for writing", lambda: os.close(os.open(f"/proc/{pid}/{name}", os.O_WRONLY)) is None)
+attempt("timer slack of PID 1", lambda: write("/proc/1/timerslack_ns", b"1000000000"))
+attempt("the security attributes of PID 1", lambda: write("/proc/1/attr/current", b"unconfined"))
 attempt("take the channel by pidfd_getfd", lambda: call("pidfd_getfd", os.pidfd_open(1), 3, 0))
 attempt("connect to the channel by /proc", lambda: os.open("/proc/1/fd/3", os.O_RDWR))
 "#),
@@ -136,6 +139,9 @@ attempt("have more ids", lambda: int(read("/proc/self/uid_map").split()[2]) > 1)
         harmless: Py(r#"
 write("/proc/self/oom_score_adj", b"1000")
 must(in_child(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)) is None)); must(in_child(lambda: os.nice(5) >= 5))
+must(in_child(lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)) is None));
+must(in_child(lambda: os.setpriority(os.PRIO_PGRP, 0, 5) is None)); must(ok("ioprio_set", 1, 0, 3 << 13))
+threading.Thread(target=lambda: os.sched_setaffinity(threading.get_native_id(), os.sched_getaffinity(0))).start()
 "#),
         malicious: Py(r#"
 attempt("oom_score_adj below", lambda: write("/proc/self/oom_score_adj", b"-1000"))
@@ -143,9 +149,20 @@ attempt("oom_adj below", lambda: write("/proc/self/oom_adj", b"-17"))
 attempt("raise the hard limit of descriptors", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 20, 1 << 20)) is None and resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 1 << 19 and resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 0)
 attempt("nice below 0", lambda: os.nice(-20) < 0)
 attempt("real-time scheduling", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)) is None)
-attempt("limits of PID 1", lambda: resource.prlimit(1, resource.RLIMIT_NOFILE, (16, 16)))
+for pid in (1, 1 + (1 << 32)):
+    new = ctypes.create_string_buffer(struct.pack("QQ", 20000, 20000), 16)
+    attempt(f"limits of PID {pid:x}", lambda: ok("prlimit64", pid, resource.RLIMIT_NOFILE, ctypes.byref(new), None))
+    attempt(f"affinity of PID {pid:x}", lambda: ok("sched_setaffinity", pid, 8, ctypes.byref(ctypes.c_ulong(1))))
+    attempt(f"policy of PID {pid:x}", lambda: ok("sched_setscheduler", pid, 0, ctypes.byref(ctypes.c_int(0))))
+    attempt(f"parameters of PID {pid:x}", lambda: ok("sched_setparam", pid, ctypes.byref(ctypes.c_int(0))))
+    attempt(f"attributes of PID {pid:x}", lambda: ok("sched_setattr", pid, ctypes.byref(ctypes.create_string_buffer(struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, 0, 0, 0), 48)), 0))
+    attempt(f"I/O priority of PID {pid:x}", lambda: ok("ioprio_set", 1, pid, 3 << 13))
+    attempt(f"priority of PID {pid:x}", lambda: ok("setpriority", 0, pid, 1))
+    attempt(f"priority of group {pid:x}", lambda: ok("setpriority", 1, pid, 1))
+for who in (0, os.getuid()):
+    attempt(f"priority of the user ({who})", lambda: ok("setpriority", 2, who, 1))
+    attempt(f"I/O priority of the user ({who})", lambda: ok("ioprio_set", 3, who, 3 << 13))
 attempt("limits of the host's process", lambda: resource.prlimit(int(env("VICTIM")), resource.RLIMIT_CPU, (1, 1)))
-attempt("priority of PID 1", lambda: os.setpriority(os.PRIO_PROCESS, 1, 19) is None)
 attempt("loginuid", lambda: write("/proc/self/loginuid", b"0"))
 "#),
         expect: Held,
