@@ -120,7 +120,7 @@ impl Lab {
             pty: None,
             wall_ms_max: u64::try_from(WALL_MAX.as_millis()).ok(),
         };
-        self.runtime.block_on(exec(hand, &self.exec_id(), spec)).and_then(|(done, passed, tail)| {
+        self.runtime.block_on(exec(hand, self.exec_id(), spec)).and_then(|(done, passed, tail)| {
             if passed {
                 return Ok(done);
             }
@@ -141,7 +141,7 @@ impl Lab {
     }
 }
 
-async fn exec(hand: &Hand, id: &ExecId, spec: ExecSpec) -> Result<(Done, bool, Vec<u8>)> {
+async fn exec(hand: &Hand, id: ExecId, spec: ExecSpec) -> Result<(Done, bool, Vec<u8>)> {
     let start = Instant::now();
     let mut exec = hand.exec(id.clone(), spec).await.context(|| "the hand takes no command".into())?;
     let mut tail = Vec::new();

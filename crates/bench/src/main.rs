@@ -84,7 +84,8 @@ fn bench(args: &Args) -> Result<()> {
     if busy > 0.5 {
         say(format!("the machine is not idle (load {busy}): expect wide spreads"));
     }
-    build_binaries()?;
+    say("building the release binaries");
+    build(&["hand"])?;
     let bench = Bench::new(&args.dir, args.quick)?;
     let figures = if args.only.is_empty() { Figure::ALL } else { &args.only };
     let mut rows: Vec<Row> = Vec::new();
@@ -112,14 +113,14 @@ fn bench(args: &Args) -> Result<()> {
     }
 }
 
-/// Builds what is measured, as it is released.
-fn build_binaries() -> Result<()> {
-    say("building the release binaries");
-    let packages = ["-p", "hand", "-p", "server", "-p", "cli"];
-    run::run(
-        run::program("cargo").args(["build", "--quiet", "--release"]).args(packages).current_dir(workspace()),
-    )
-    .map(drop)
+/// Builds packages of the workspace as they are released.
+fn build(packages: &[&str]) -> Result<()> {
+    let mut cargo = run::program("cargo");
+    cargo.args(["build", "--quiet", "--release"]).current_dir(workspace());
+    for package in packages {
+        cargo.args(["--package", package]);
+    }
+    run::run(&mut cargo).map(drop)
 }
 
 fn workspace() -> &'static Path {

@@ -16,6 +16,7 @@ use crate::stats::{Samples, rotated, show_seconds};
 const ROUNDS: usize = 5;
 
 pub(crate) fn measure(bench: &Bench) -> Result<Vec<Row>> {
+    crate::build(&["server", "cli"])?;
     let repository = bench.large_repository()?;
     let runner = Runner::start(bench.scratch.fresh("state"))?;
     say(format!("freezing {}", repository.display()));
