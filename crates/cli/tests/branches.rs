@@ -160,7 +160,8 @@ fn the_audit_answers_questions_and_takes_no_orders() {
     }
     let (tendon, _repo) = with_branch();
     tendon.run_with(&["branch", "write", "fix", "a.txt"], b"two\n").expect(0);
-    let reply = tendon.json(0, &["audit", "sql", "select path, op from audit where cast(path as text) = 'a.txt'"]);
+    let reply =
+        tendon.json(0, &["audit", "sql", "select path, op from audit where cast(path as text) = 'a.txt'"]);
     assert_eq!(reply["rows"][0][0], "a.txt", "{reply}");
     tendon.run(&["audit", "sql", "delete from audit"]).expect(2);
     tendon.run(&["audit", "sql", "nonsense"]).expect(2);

@@ -61,7 +61,7 @@ impl Host {
             abstract_socket: listeners.1,
             unix_socket: listeners.2,
             victim,
-            inheritable: inheritable,
+            inheritable,
         }
     }
 

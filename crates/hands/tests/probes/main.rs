@@ -128,7 +128,9 @@ fn debug_one() {
             let small = bombs::PROBES.iter().any(|bomb| bomb.name == probe.name);
             let size = if small { Size::Small } else { Size::Usual };
             let machine = probe::Tier::boot(&tier, size);
-            std::thread::sleep(std::time::Duration::from_secs(testkit::process::variable("TENDON_PROBE_WAIT").and_then(|s| s.parse().ok()).unwrap_or(0)));
+            std::thread::sleep(std::time::Duration::from_secs(
+                testkit::process::variable("TENDON_PROBE_WAIT").and_then(|s| s.parse().ok()).unwrap_or(0),
+            ));
             for script in [probe.harmless, probe.malicious, probe.harmless] {
                 let start = std::time::Instant::now();
                 let ran = machine.run(&probe::program(probe, script, &host));
@@ -136,7 +138,8 @@ fn debug_one() {
                 println!("{} {:?} {:?}\n{}", probe.name, start.elapsed(), ran.outcome, text);
             }
             println!("host {:?}", host.unharmed(""));
-            let wait = testkit::process::variable("TENDON_PROBE_WAIT").and_then(|s| s.parse().ok()).unwrap_or(0);
+            let wait =
+                testkit::process::variable("TENDON_PROBE_WAIT").and_then(|s| s.parse().ok()).unwrap_or(0);
             std::thread::sleep(std::time::Duration::from_secs(wait));
         }
     }
