@@ -163,7 +163,7 @@ fn the_audit_answers_questions_and_takes_no_orders() {
     let reply =
         tendon.json(0, &["audit", "sql", "select path, op from audit where cast(path as text) = 'a.txt'"]);
     assert_eq!(reply["rows"][0][0], "a.txt", "{reply}");
-    tendon.run(&["audit", "sql", "delete from audit"]).expect(2);
+    tendon.run(&["audit", "sql", "delete from audit"]).expect(3);
     tendon.run(&["audit", "sql", "nonsense"]).expect(2);
     assert!(tendon.text(&["audit", "verify"]).starts_with("intact:"));
 }
