@@ -132,3 +132,54 @@ fn doctor_tells_what_the_host_can_do() {
     assert_eq!(sandbox["state"], "works", "{reply}");
     assert!(tendon.text(&["doctor"]).contains("tier sandbox"));
 }
+
+/// Starts a verify of a command that runs for ever; returns when it runs.
+fn verify_for_ever(tendon: &Tendon, repo: &testkit::GitRepo, seconds: &str) -> std::process::Child {
+    repo.file("a", "a").commit("first");
+    tendon.text(&["base", "list"]);
+    let command = format!("sleep {seconds}");
+    let child =
+        tendon.start(&["verify", "--repo", repo.path().to_str().unwrap(), "--check", &command, "--json"]);
+    wait_until("the command runs", Duration::from_secs(60), || runs(&command));
+    child
+}
+
+fn runs(line: &str) -> bool {
+    command("pgrep").args(["-f", &format!("^{line}")]).output().unwrap().status.success()
+}
+
+#[test]
+fn a_runner_that_is_told_to_end_cancels_and_reports() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), testkit::GitRepo::new());
+    let child = verify_for_ever(&tendon, &repo, "4331");
+    let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
+    testkit::process::run(command("kill").args(["-TERM", &pid]));
+    let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);
+    ran.expect(130);
+    let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(report["cancelled"], true);
+    assert!(!runs("sleep 4331"));
+    wait_until("the runner is gone", Duration::from_secs(20), || {
+        !std::path::Path::new("/proc").join(&pid).exists()
+    });
+    assert_eq!(tendon.json(0, &["branch", "list"])["branches"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_killed_runner_leaves_nothing_running_and_the_next_one_tidies_up() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), testkit::GitRepo::new());
+    let child = verify_for_ever(&tendon, &repo, "4332");
+    let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
+    testkit::process::run(command("kill").args(["-KILL", &pid]));
+    let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);
+    ran.expect(4).says("the runner ended the connection");
+    wait_until("the command is gone", Duration::from_secs(20), || !runs("sleep 4332"));
+    assert_eq!(tendon.json(0, &["branch", "list"])["branches"].as_array().unwrap().len(), 0);
+    assert_eq!(tendon.json(0, &["audit", "verify"])["intact"], true);
+}

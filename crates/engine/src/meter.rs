@@ -59,11 +59,14 @@ pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> 
         Err(error) => (Outcome::NotStarted { reason: chain(&error) }, None),
     };
     let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let (cpu_ms, wall_ms, lingering) = reported.unwrap_or((0, wall_ms, false));
-    Ended { outcome, wall_ms, cpu_ms, memory_bytes_peak: call.hand.memory_peak(), lingering }
+    let (cpu_ms, wall_ms, lingering, rss) = reported.unwrap_or((0, wall_ms, false, 0));
+    // Without a control group the largest process stands for all.
+    let memory_bytes_peak = call.hand.memory_peak().or((rss > 0).then_some(rss));
+    Ended { outcome, wall_ms, cpu_ms, memory_bytes_peak, lingering }
 }
 
-type Reported = Option<(u64, u64, bool)>;
+/// CPU time, wall time, whether processes live on, and the largest resident set.
+type Reported = Option<(u64, u64, bool, u64)>;
 
 async fn follow<E: Send>(
     call: &mut Call<'_>,
@@ -83,9 +86,9 @@ async fn follow<E: Send>(
         tokio::select! {
             event = exec.next_event() => match event {
                 Some(ExecEvent::Output { fd, bytes }) => outlet.put(fd, &bytes, call.cancel).await,
-                Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, .. }) => {
+                Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max }) => {
                     let outcome = stop.map_or(outcome, |(why, _)| why);
-                    return (outcome, Some((cpu_ms, wall_ms, lingering)));
+                    return (outcome, Some((cpu_ms, wall_ms, lingering, rss_bytes_max)));
                 }
                 None => {
                     let reason = call.hand.lost().unwrap_or_else(|| "the channel to it ended".into());

@@ -289,7 +289,7 @@ pub struct ExecReport {
     pub wall_ms: u64,
     /// CPU time of it and all that it started and waited for.
     pub cpu_ms: u64,
-    /// Highest memory of the hand meanwhile, where the host can tell.
+    /// Highest memory of the hand meanwhile; where it has no control group, of its largest process.
     pub memory_bytes_peak: Option<u64>,
     /// Files that differ after it.
     pub changed: ChangedFiles,

@@ -8,6 +8,9 @@ use super::App;
 use crate::Outcome;
 use crate::output::{Paint, clean};
 
+/// Characters of a finding that are shown; `--json` has all of it.
+const DETAIL_CHARS_MAX: usize = 160;
+
 /// Try what this host can enforce, and tell what to install for the rest.
 ///
 /// Exit status 0: verify can run here. 4: it can't.
@@ -32,9 +35,19 @@ pub(crate) async fn run(_args: DoctorArgs, app: &App<'_>) -> Outcome {
             DoctorState::Broken => (Paint::Red, "✗", "broken"),
         };
         let mark = app.output.paint(paint, &format!("{mark} {word:8}"));
-        app.output.line(format!("{mark} {:name_width$}  {}", check.name, clean(check.detail.as_bytes())));
+        app.output.line(format!(
+            "{mark} {:name_width$}  {}",
+            check.name,
+            cut(&clean(check.detail.as_bytes()))
+        ));
     }
-    let fixes: Vec<&String> = reply.checks.iter().filter_map(|check| check.fix.as_ref()).collect();
+    // Several checks may be helped by one thing.
+    let mut fixes: Vec<&String> = Vec::new();
+    for fix in reply.checks.iter().filter_map(|check| check.fix.as_ref()) {
+        if !fixes.contains(&fix) {
+            fixes.push(fix);
+        }
+    }
     if !fixes.is_empty() {
         app.output.line("");
         for fix in fixes {
@@ -42,4 +55,11 @@ pub(crate) async fn run(_args: DoctorArgs, app: &App<'_>) -> Outcome {
         }
     }
     Ok(if broken { 4 } else { 0 })
+}
+
+fn cut(detail: &str) -> String {
+    match detail.char_indices().nth(DETAIL_CHARS_MAX) {
+        Some((at, _)) => format!("{}…", &detail[..at]),
+        None => detail.to_owned(),
+    }
 }

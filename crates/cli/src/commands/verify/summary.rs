@@ -120,7 +120,8 @@ fn print_changed(changed: &ChangedFiles, output: &Output) {
     } else {
         String::new()
     };
-    output.line(format!("changed  {} files{other}", changed.tree_total));
+    let files = if changed.tree_total == 1 { "file" } else { "files" };
+    output.line(format!("changed  {} {files}{other}", changed.tree_total));
     for change in changed.paths.iter().take(PATHS_SHOWN) {
         output.line(format!("  {} {}", change.status.letter(), change.path));
     }
