@@ -84,8 +84,10 @@ impl Output {
         if !self.progress || self.started.elapsed() < PROGRESS_AFTER {
             return;
         }
-        let width = rustix::termios::tcgetwinsize(std::io::stderr())
-            .map_or(80, |size| usize::from(size.ws_col).max(20));
+        let columns =
+            rustix::termios::tcgetwinsize(std::io::stderr()).map_or(0, |size| usize::from(size.ws_col));
+        // Some terminals don't tell.
+        let width = if columns < 20 { 80 } else { columns };
         let text: String =
             clean(text.as_bytes()).replace(['\n', '\t'], " ").chars().take(width - 1).collect();
         let _ = write!(std::io::stderr().lock(), "\r\x1b[2K{text}");

@@ -20,7 +20,7 @@ enum ConfigCommand {
     /// List each setting, its value and where it came from
     ///
     /// Layers, later ones win: built-in, /etc/tendon/config.toml, $XDG_CONFIG_HOME/tendon/config.toml, the environment
-    /// (TENDON_ and the dotted name in capitals with __ for each dot), and the file named by tendond --config. Nothing in
+    /// (TENDON_ and the name in capitals with _ for each dot: TENDON_LIMITS_PIDS_MAX), and the file named by tendond --config. Nothing in
     /// a branch or a repository is ever read as configuration.
     List,
 }
