@@ -1,5 +1,7 @@
 //! The agent inside every hand. It takes no arguments: the runner passes its channel and configuration as descriptors.
 
+#![forbid(unsafe_code)]
+
 use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
