@@ -15,6 +15,7 @@ use crate::branch::{CreateError, ForkBusy, NameError, NewBranch, check_name, io_
 use crate::db::DbError;
 use crate::engine::Engine;
 use crate::entries;
+use crate::flatten::LAYERS_HARD_MAX;
 use crate::scan::{Layers, ScanError};
 use crate::store::Store;
 
@@ -111,9 +112,26 @@ impl Store {
         let engine = self.engine(if layers.copy { "copy" } else { "overlay" });
         let child = BranchId::from_random(random()?);
         let fork = Fork { parent, child, name, actor, layers, engine };
-        match busy {
-            ForkBusy::Quiet if engine.can_seal() => self.fork_sealing(&fork),
-            ForkBusy::Quiet | ForkBusy::Frozen => self.fork_copying(&fork),
+        let made = match busy {
+            ForkBusy::Quiet if engine.can_seal() => self.fork_sealing(&fork)?,
+            ForkBusy::Quiet | ForkBusy::Frozen => self.fork_copying(&fork)?,
+        };
+        if made.depth > LAYERS_HARD_MAX {
+            self.flatten_now(parent, &made.id);
+        }
+        Ok(made)
+    }
+
+    /// Flattens a chain that comes near the most layers that a mount can have. The fork stands also if that fails.
+    fn flatten_now(&self, parent: &BranchId, child: &BranchId) {
+        let lock = self.branch_lock(child);
+        let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        for branch in [child, parent] {
+            if !self.inner.live.is_mounted(branch)
+                && let Err(error) = self.flatten_locked(branch, LAYERS_HARD_MAX)
+            {
+                tracing::warn!(%branch, %error, "a long chain of layers could not be flattened");
+            }
         }
     }
 

@@ -107,6 +107,11 @@ impl Store {
         self.take_back(&layers, &mut report)?;
         self.sweep(&layers, &mut report)?;
         self.sweep_layers()?;
+        if report.power_cut {
+            // Anew: some are gone.
+            let layers = layer_rows(&self.inner.db.read())?;
+            self.repair(&layers, &mut report)?;
+        }
         if report.unclean {
             self.inner.live.unscanned().extend(layers.iter().filter_map(|layer| layer.branch.clone()));
         }

@@ -539,7 +539,9 @@ impl Scan<'_> {
             .iter()
             .filter_map(|(path, change)| settle(path, change, classes[path], read.get(path)))
             .collect();
+        self.store.inner.live.step("scan: stored");
         let seqs = self.commit(&settled, actor, detail)?;
+        self.store.inner.live.step("scan: recorded");
         let changed = report(&settled);
         let (first_seq, last_seq) = seqs.unzip();
         Ok(ScanReport { changed, first_seq, last_seq, unscannable })

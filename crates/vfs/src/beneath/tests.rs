@@ -13,6 +13,15 @@ use rustix::fs::{CWD, FileType, Mode};
 
 use super::*;
 
+/// Stops the other thread also when this one fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 struct Place {
     dir: tempfile::TempDir,
     root: File,
@@ -139,24 +148,27 @@ fn directories_swapped_for_links_never_lead_out() {
     let place = Place::new();
     let stop = AtomicBool::new(false);
     std::fs::create_dir_all(place.at("real/e")).unwrap();
+    std::fs::write(place.at("real/f"), "inside").unwrap();
     std::fs::create_dir_all(place.at("s")).unwrap();
+    std::fs::create_dir_all(place.at("t/e")).unwrap();
     symlink(place.outside(), place.at("s/link")).unwrap();
+    // `swap` is a directory or a link to the outside, and never missing.
+    symlink(place.outside(), place.at("swap")).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // `swap` is a directory with a file, or a link to the outside, and never missing.
-            symlink(place.outside(), place.at("swap")).unwrap();
             while !stop.load(Ordering::Relaxed) {
                 let flags = RenameFlags::EXCHANGE;
                 let (a, b) = (place.at("swap"), place.at("real"));
                 let _ = rustix::fs::renameat_with(CWD, &a, CWD, &b, flags);
-                let (a, b) = (place.at("real/e"), place.at("s/link"));
+                let (a, b) = (place.at("t/e"), place.at("s/link"));
                 let _ = rustix::fs::renameat_with(CWD, &a, CWD, &b, flags);
             }
         });
+        let guard = Stop(&stop);
         let end = Instant::now() + Duration::from_millis(1_500);
         let mut reads = 0;
         while Instant::now() < end {
-            for at in ["swap/f", "swap/e/f", "swap/new", "swap/e/new/er", "swap/e", "real/e/f"] {
+            for at in ["swap/f", "swap/e/f", "swap/new", "swap/e/new/er", "swap/e", "t/e/f", "t/e/new"] {
                 let at = path(at);
                 if let Ok(content) = read(place.root.as_fd(), &at, 0, 100) {
                     assert_ne!(content, b"outside");
@@ -169,12 +181,14 @@ fn directories_swapped_for_links_never_lead_out() {
                 }
                 let _ = chmod(place.root.as_fd(), &at, 0o755);
                 let _ = make_dirs(place.root.as_fd(), &path("swap/e/deep/er"), None);
-                let _ = remove(place.root.as_fd(), &at);
+                if at.file_name() != b"f" {
+                    let _ = remove(place.root.as_fd(), &at);
+                }
                 let _ = copy_dir(place.root.as_fd(), &path("swap"), &path("copy"));
                 let _ = remove(place.root.as_fd(), &path("copy"));
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(guard);
         assert!(reads > 0, "the race was real");
     });
     place.check_outside();
@@ -193,9 +207,10 @@ fn what_is_filled_while_it_is_removed_ends() {
                 let _ = std::fs::write(place.at(&format!("d/new{n}")), "x");
             }
         });
+        let guard = Stop(&stop);
         let start = Instant::now();
         let _ = remove(place.root.as_fd(), &path("d"));
-        stop.store(true, Ordering::Relaxed);
+        drop(guard);
         assert!(start.elapsed() < Duration::from_secs(20));
     });
 }
