@@ -36,7 +36,9 @@ attempt("kcmp with PID 1", lambda: ok("kcmp", os.getpid(), 1, 0, 0, 3))
     Probe {
         name: "process_vm",
         why: "reading and writing another's memory",
-        harmless: Py(r#"area = mmap.mmap(-1, 4096); area[:2] = b"ab"; must(in_child(lambda: area[:2] == b"ab"))"#),
+        harmless: Py(
+            r#"area = mmap.mmap(-1, 4096); area[:2] = b"ab"; must(in_child(lambda: area[:2] == b"ab"))"#,
+        ),
         malicious: Py(r#"
 data = buffer(64)
 vector = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(data), 64), 16)
@@ -81,7 +83,9 @@ attempt("stop or kill PID 1", lambda: state in b"TtZX" and state)
     Probe {
         name: "signals to the host",
         why: "processes outside are not there",
-        harmless: Py(r#"pid = os.fork(); pid or time.sleep(30); os.kill(pid, 9); must(os.waitpid(pid, 0)[1] == 9)"#),
+        harmless: Py(
+            r#"pid = os.fork(); pid or time.sleep(30); os.kill(pid, 9); must(os.waitpid(pid, 0)[1] == 9)"#,
+        ),
         malicious: Py(r#"
 for pid in (int(env("VICTIM")), int(env("RUNNER"))):
     if os.path.exists(f"/proc/{pid}") and pid < 1000:
@@ -102,7 +106,7 @@ attempt("SIGIO to the host's process", owner)
     Probe {
         name: "kill everything",
         why: "kill -1 takes the caller's own processes and leaves the hand",
-        harmless: Py(r#"must(os.getppid() >= 1); must(subprocess.call(["sh", "-c", "kill -0 $$"]) == 0)"#),
+        harmless: Py(GONE),
         malicious: Py(r#"
 print("held: kill -1 is tried", flush=True)
 os.setsid() if os.getpid() != os.getsid(0) else None
@@ -158,6 +162,29 @@ print("end", flush=True)
         control: Skip,
     },
     Probe {
+        name: "outlive the time limit",
+        why: "a timeout kills the tree, with what left its session, its group and its parent",
+        harmless: Py(GONE),
+        malicious: Py(r#"
+print("held: daemons are started", flush=True)
+for depth in (1, 2, 3):
+    if os.fork() == 0:
+        for _ in range(depth):
+            os.setsid() if os.getsid(0) != os.getpid() else None
+            if os.fork():
+                os._exit(0)
+        for number in range(1, 32):
+            if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_IGN)
+        os.closerange(0, 16)
+        time.sleep(60)
+        open("/work/outlived", "w").write("x")
+time.sleep(60)
+"#),
+        expect: KillsItsExec,
+        control: Skip,
+    },
+    Probe {
         name: "zombies",
         why: "orphans must be reaped, or the process limit fills",
         harmless: Py(r#"must(subprocess.call(["sh", "-c", "(true &) ; true"]) == 0)"#),
@@ -207,15 +234,14 @@ attempt("hang up", lambda: ok("vhangup"))
 ];
 
 /// These run on a terminal.
-pub const TERMINAL: &[Probe] = &[
-    Probe {
-        name: "TIOCSTI on a terminal",
-        why: "input put into a terminal is read by whoever reads it next",
-        harmless: Py(r#"
+pub const TERMINAL: &[Probe] = &[Probe {
+    name: "TIOCSTI on a terminal",
+    why: "input put into a terminal is read by whoever reads it next",
+    harmless: Py(r#"
 import termios
 must(os.isatty(0)); must(len(termios.tcgetattr(0)) == 7); must(struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))[0] >= 0)
 "#),
-        malicious: Py(r#"
+    malicious: Py(r#"
 import termios
 for request in (0x5412, 0x100005412, 0xffffffff00005412 - (1 << 64)):
     attempt(f"TIOCSTI {request:x}", lambda: libc.syscall(ctypes.c_long(16 if platform.machine() == "x86_64" else 29), ctypes.c_long(0), ctypes.c_long(request), c("x")) == 0)
@@ -225,7 +251,6 @@ attempt("TIOCCONS", lambda: fcntl.ioctl(0, 0x541d) == 0)
 attempt("TIOCSETD", lambda: fcntl.ioctl(0, 0x5423, struct.pack("i", 3)) and None)
 attempt("steal another's terminal", lambda: fcntl.ioctl(0, 0x540e, 1) == 0 and None)
 "#),
-        expect: Held,
-        control: Skip,
-    },
-];
+    expect: Held,
+    control: Skip,
+}];
