@@ -14,7 +14,7 @@ mod sockets;
 
 use bare::Bare;
 use host::Host;
-use probe::{Probe, Size, run_controls, run_each, run_group};
+use probe::{Probe, Size, run_beside, run_controls, run_each, run_group};
 use sandbox::Sandbox;
 
 /// Every group, by name.
@@ -28,6 +28,8 @@ const GROUPS: &[(&str, &[Probe])] = &[
     ("powers", kernel::POWERS),
     ("sockets", sockets::PROBES),
     ("bombs", bombs::PROBES),
+    ("neighbours", bombs::NEIGHBOURS),
+    ("shared", bombs::SHARED),
 ];
 
 /// The fewest pairs that the sandbox tier must stand.
@@ -101,6 +103,23 @@ fn bombs_hit_their_own_hand_only() {
 }
 
 #[test]
+fn a_hand_takes_nothing_from_its_neighbours() {
+    if sandbox::possible() {
+        let host = Host::new();
+        let tier = Sandbox::new(&host);
+        run_beside(&tier, &tier, &host, bombs::NEIGHBOURS);
+    }
+}
+
+#[test]
+fn what_hands_share_is_not_the_hosts() {
+    if sandbox::possible() {
+        let host = Host::new();
+        run_beside(&Sandbox::new(&host), &Bare, &host, bombs::SHARED);
+    }
+}
+
+#[test]
 fn unconfined_the_malicious_programs_do_harm() {
     if testkit::have_all(&[testkit::Need::Root, testkit::Need::Python]) {
         let host = Host::new();
@@ -117,30 +136,4 @@ fn there_are_enough_probes_and_each_has_its_own_name() {
     let unique: std::collections::BTreeSet<_> = names.iter().collect();
     assert!(names.len() >= PROBES_MIN, "{}", names.len());
     assert_eq!(names.len(), unique.len());
-}
-#[test]
-fn debug_one() {
-    let Some(only) = testkit::process::variable("TENDON_PROBE_ONLY") else { return };
-    let host = Host::new();
-    let tier = Sandbox::new(&host);
-    for (_, probes) in GROUPS {
-        for probe in probes.iter().filter(|probe| only.split(',').any(|name| name == probe.name)) {
-            let small = bombs::PROBES.iter().any(|bomb| bomb.name == probe.name);
-            let size = if small { Size::Small } else { Size::Usual };
-            let machine = probe::Tier::boot(&tier, size);
-            std::thread::sleep(std::time::Duration::from_secs(
-                testkit::process::variable("TENDON_PROBE_WAIT").and_then(|s| s.parse().ok()).unwrap_or(0),
-            ));
-            for script in [probe.harmless, probe.malicious, probe.harmless] {
-                let start = std::time::Instant::now();
-                let ran = machine.run(&probe::program(probe, script, &host));
-                let text: String = ran.output.chars().take(6000).collect();
-                println!("{} {:?} {:?}\n{}", probe.name, start.elapsed(), ran.outcome, text);
-            }
-            println!("host {:?}", host.unharmed(""));
-            let wait =
-                testkit::process::variable("TENDON_PROBE_WAIT").and_then(|s| s.parse().ok()).unwrap_or(0);
-            std::thread::sleep(std::time::Duration::from_secs(wait));
-        }
-    }
 }
