@@ -9,7 +9,7 @@ use crate::shell::{Failure, binaries, capture, cargo, program, render, root, run
 
 /// A crate with tests of its own and no dependency in them. Pinned, so that the bug below fits.
 const CRATE: &str = "semver";
-const VERSION: &str = "1.0.27";
+const VERSION: &str = "1.0.26";
 /// The file that the bug goes into.
 const FILE: &str = "src/parse.rs";
 /// The condition that refuses `01.2.3`.

@@ -7,6 +7,11 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use prost::Message as _;
+use proto::hand::{
+    EnvVar, ExecInput, ExecOutput, Exited, Start, WindowSize, exec_input, exec_output, exited,
+};
+
 use crate::random::Random;
 
 /// Inputs are cut to this: a longer one finds nothing that a shorter one does not.
@@ -28,6 +33,11 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "tree_path", seeds: path_seeds, run: tree_path },
     Target { name: "verify_request", seeds: request_seeds, run: verify_request },
+    Target { name: "spec", seeds: spec_seeds, run: spec },
+    Target { name: "command_line", seeds: command_seeds, run: command_line },
+    Target { name: "hand_exec_input", seeds: exec_input_seeds, run: hand_exec_input },
+    Target { name: "hand_exec_output", seeds: exec_output_seeds, run: hand_exec_output },
+    Target { name: "hand_boot_config", seeds: boot_seeds, run: hand_boot_config },
 ];
 
 /// The function of the target `name`, which is in [`TARGETS`].
@@ -150,4 +160,96 @@ fn verify_request(data: &[u8]) -> String {
         );
     }
     outcome(parsed)
+}
+
+fn spec_seeds() -> Vec<Vec<u8>> {
+    let texts = [
+        "checks = [\"cargo test\"]",
+        "setup = [\"npm ci\"]\nchecks = [\"npm test\", [\"sh\", \"-c\", \"a | b\"]]\nkeep_going = true\n[env]\nCI = \"1\"",
+        "checks = [\"a\"]\nsource = { repo = \"https://x.test/a\", ref = \"v1\" }\n[limits]\ncpus = 1.5\nmemory = \"2GiB\"\ntimeout = \"1h30m\"",
+        "checks = [\"sh run.sh 'a b' c\\\\ d\"]\nsource = { files = { \"run.sh\" = \"#!/bin/sh\" } }",
+    ];
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+fn spec(data: &[u8]) -> String {
+    let text = String::from_utf8_lossy(data);
+    let parsed = proto::spec::parse_spec(&text, std::path::Path::new("/project"));
+    if let Ok(request) = &parsed {
+        for argv in request.setup.iter().chain(&request.checks) {
+            assert!(!argv[0].is_empty(), "no command is empty");
+            let line = proto::spec::command::join_command(argv);
+            assert_eq!(
+                proto::spec::split_command(&line).as_ref(),
+                Ok(argv),
+                "a command survives being shown"
+            );
+        }
+    }
+    outcome(parsed)
+}
+
+fn command_seeds() -> Vec<Vec<u8>> {
+    vec![b"cargo test --all".to_vec(), b"sh -c 'a \"b\" c' \\ d".to_vec(), b"a \"b $c\" | d > e".to_vec()]
+}
+
+fn command_line(data: &[u8]) -> String {
+    let split = proto::spec::split_command(&String::from_utf8_lossy(data));
+    if let Ok(argv) = &split {
+        assert!(argv.first().is_some_and(|program| !program.is_empty()), "a command has a program");
+        assert!(argv.iter().all(|word| !word.contains('\0')), "no word holds a NUL");
+    }
+    outcome(split)
+}
+
+fn exec_input_seeds() -> Vec<Vec<u8>> {
+    let start = Start {
+        exec: "ex-0123456789abcdef".to_owned(),
+        argv: vec![b"sh".to_vec().into(), b"-c".to_vec().into(), b"exit 3".to_vec().into()],
+        cwd: b"sub/dir".to_vec().into(),
+        env: vec![EnvVar { name: b"PATH".to_vec().into(), value: b"/usr/bin:/bin".to_vec().into() }],
+        pty: Some(WindowSize { rows: 24, cols: 80 }),
+        stdin: true,
+        wall_ms_max: 1000,
+        output_bytes_max: 1 << 20,
+    };
+    let inputs = [exec_input::Input::Start(start), exec_input::Input::Stdin(b"some input".to_vec().into())];
+    inputs.map(|input| ExecInput { input: Some(input) }.encode_to_vec()).to_vec()
+}
+
+/// What the runner sends: decoded, and checked as a hand does before it starts anything.
+fn hand_exec_input(data: &[u8]) -> String {
+    match proto::hand::decode_exec_input(data) {
+        Ok(ExecInput { input: Some(exec_input::Input::Start(start)) }) => outcome(hand::plan::check(start)),
+        decoded => outcome(decoded),
+    }
+}
+
+fn exec_output_seeds() -> Vec<Vec<u8>> {
+    let ended = Exited {
+        cpu_ms: 7,
+        rss_bytes_max: 1 << 20,
+        wall_ms: 9,
+        lingering: true,
+        stdout_bytes: 3,
+        stderr_bytes: 0,
+        how: Some(exited::How::NotStarted("no such program".to_owned())),
+    };
+    let outputs = [exec_output::Output::Stdout(b"out".to_vec().into()), exec_output::Output::Exited(ended)];
+    outputs.map(|output| ExecOutput { output: Some(output) }.encode_to_vec()).to_vec()
+}
+
+/// What a hand sends, a hostile one too.
+fn hand_exec_output(data: &[u8]) -> String {
+    outcome(proto::hand::decode_exec_output(data))
+}
+
+fn boot_seeds() -> Vec<Vec<u8>> {
+    let mut config = proto::hand::BootConfig::new("/work");
+    config.write_paths = vec!["/work".to_owned(), "/tmp".to_owned()];
+    vec![config.to_json().unwrap_or_default(), b"{\"version\":2,\"work_dir\":\"\"}".to_vec()]
+}
+
+fn hand_boot_config(data: &[u8]) -> String {
+    outcome(proto::hand::BootConfig::from_json(data))
 }

@@ -1,6 +1,6 @@
 //! What a killed runner may have left behind: processes, mounts, control groups.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// A process that still runs.
@@ -75,8 +75,22 @@ pub fn mounts_below(dir: &Path) -> Vec<String> {
     table.lines().filter(|line| line.contains(&place)).map(str::to_owned).collect()
 }
 
-/// Control groups that tendon made, by any runner of this machine.
-pub fn cgroups() -> Vec<PathBuf> {
+/// How the names of the control groups begin in which processes below this one are: `tendon-` and a word for the state
+/// directory. Empty while no hand runs.
+pub fn cgroup_prefixes() -> BTreeSet<String> {
+    let mut prefixes = BTreeSet::new();
+    for process in descendants() {
+        let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap_or_default();
+        let names = groups.lines().flat_map(|line| line.split('/'));
+        // `tendon-WORD-RUN`: each run of a runner has its own, the word stays.
+        let words = names.filter_map(|name| name.strip_prefix("tendon-")?.split('-').next());
+        prefixes.extend(words.map(|word| format!("tendon-{word}")));
+    }
+    prefixes
+}
+
+/// Control groups whose names begin with one of `prefixes`.
+pub fn cgroups(prefixes: &BTreeSet<String>) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut todo = vec![(PathBuf::from("/sys/fs/cgroup"), 0)];
     while let Some((dir, depth)) = todo.pop() {
@@ -84,7 +98,8 @@ pub fn cgroups() -> Vec<PathBuf> {
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 continue;
             }
-            if entry.file_name().to_string_lossy().contains("tendon") {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
                 found.push(entry.path());
             } else if depth < 6 {
                 todo.push((entry.path(), depth + 1));

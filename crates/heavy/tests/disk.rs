@@ -44,7 +44,7 @@ fn synced_files_survive_every_cut_and_others_may_not() {
         let mut careless_lost = 0;
         for n in [4, 9, 14, 19] {
             let point = if n == 19 { end } else { synced[n] };
-            let image = dir.path().join("image");
+            let image = dir.path().join(format!("image-{n}"));
             replay.crash(point, &mut random, &image).unwrap();
             run(command("mount").args(["-o", "loop"]).arg(&image).arg(&check));
             for m in 0..=n {

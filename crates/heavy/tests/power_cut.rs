@@ -62,18 +62,27 @@ fn nothing_acknowledged_is_lost_when_the_power_goes() {
         let images = heavy::count("HEAVY_IMAGES", IMAGES);
         let mut points: Vec<usize> = (0..images).map(|_| first + random.below(last - first)).collect();
         points.sort_unstable();
+        points.dedup();
         std::fs::write(&boot, "22222222-2222-4222-8222-222222222222\n").expect("write");
         for point in points {
-            let image = dir.path().join("image");
+            // A file of its own each time: a loop device that is still going away would show the old one's pages.
+            let image = dir.path().join(format!("image-{point}"));
             let blocks = replay.crash(point, &mut random, &image).expect("an image");
             let acks = workload.acks.until(point);
             let context = format!(
                 "seed {seed}, cut after write {point} of {last}, {blocks} blocks lost, {} acks",
                 acks.len()
             );
+            report(&context);
             examine(&context, &image, &check, &acks);
+            std::fs::remove_file(&image).expect("unlink");
         }
     });
+}
+
+#[expect(clippy::print_stderr, reason = "what was tested, for who reads the log")]
+fn report(context: &str) {
+    eprintln!("{context}");
 }
 
 /// Mounts an image as the next boot would, starts the runner on it, and asks for everything that was acknowledged.

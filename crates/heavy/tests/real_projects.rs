@@ -79,5 +79,9 @@ fn passes_and_fails(project: &Project<'_>, fetch: impl FnOnce(&Path) -> Result<(
     let error = tendon.call(&verify).expect_err("the bug is noticed");
     assert!(error.contains("exit status: 1:"), "with the bug: {error}");
     let status = repo.git(&["status", "--porcelain", "--ignored"]);
-    assert_eq!(status, format!("M {}", project.file), "the project's directory has the bug and nothing else");
+    assert_eq!(
+        status,
+        format!(" M {}", project.file),
+        "the project's directory has the bug and nothing else"
+    );
 }

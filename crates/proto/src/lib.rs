@@ -3,7 +3,16 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+#[cfg(feature = "client")]
+pub mod client;
 pub mod error;
+#[cfg(feature = "hand")]
+pub mod hand;
+pub mod http;
 pub mod ids;
+pub mod nearest;
 pub mod path;
+#[cfg(feature = "spec")]
+pub mod spec;
+pub mod units;
 pub mod verify;

@@ -187,7 +187,7 @@ pub struct CommandReport {
     pub wall_ms: u64,
     /// CPU time of it and all that it started and waited for.
     pub cpu_ms: u64,
-    /// Highest memory of the hand meanwhile, where the host can tell.
+    /// Highest memory of the hand meanwhile; where it has no control group, of its largest process.
     pub memory_bytes_peak: Option<u64>,
     /// Files that differ after it: the count and the first 1,000.
     pub changed: ChangedFiles,

@@ -1,3 +1,96 @@
-//! tendond: the runner as a daemon on a unix socket.
+//! `tendond`: the runner as a daemon on a unix socket.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod listen;
+mod log;
+mod output;
+mod reply;
+mod routes;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use engine::config::{Settings, default_state_dir, hand_binary};
+use engine::{Runner, RunnerOptions};
+use proto::error::{Code, Coded, ErrorBody};
+
+use crate::listen::Listener;
+
+/// What lets a user who is not root make one.
+const NAMESPACE_HINT: &str = "without root it takes user namespaces: sysctl kernel.unprivileged_userns_clone=1 on Debian, \
+     kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu, user.max_user_namespaces above 0";
+
+/// The runner: owns a state directory, its branches and its hands, and serves them on STATE/run/tendond.sock.
+#[derive(Parser)]
+#[command(name = "tendond", version)]
+struct Args {
+    /// Where the state is kept [env: TENDON_STATE_DIR] [default: ~/.local/state/tendon]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// End when no client has been connected and nothing has run for 10 s; log to STATE/logs/tendond.log
+    #[arg(long)]
+    private: bool,
+    /// A configuration file over all other layers
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// The argument that makes this program the warden: see [`hands::warden`].
+const WARDEN: &str = "--warden";
+
+fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|arg| arg == WARDEN) {
+        hands::warden::run();
+        return ExitCode::SUCCESS;
+    }
+    let args = Args::parse();
+    // As the user's own namespace names them, for the audit.
+    let uid = rustix::process::geteuid().as_raw();
+    let private = args.private;
+    match start(args, uid) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::refuse(&error, private);
+            ExitCode::from(error.code.exit_status())
+        }
+    }
+}
+
+fn start(args: Args, uid: u32) -> Result<(), ErrorBody> {
+    // Before any thread: a namespace is a thread's, and the ones that follow inherit it.
+    sys::ns::enter_private().map_err(|error| ErrorBody {
+        hint: Some(NAMESPACE_HINT.into()),
+        ..host("cannot make a private mount namespace", &error)
+    })?;
+    let settings = Settings::load(args.config.as_deref()).map_err(|error| error.body())?;
+    let state_dir = args.state_dir.or_else(default_state_dir).ok_or_else(|| ErrorBody {
+        code: Code::Usage,
+        message: "there is no state directory: HOME is not set".into(),
+        causes: vec![],
+        hint: Some("give one with --state-dir".into()),
+    })?;
+    let state_dir =
+        std::path::absolute(&state_dir).map_err(|error| host("the state directory has no path", &error))?;
+    log::start(args.private.then_some(state_dir.as_path()))
+        .map_err(|error| host("cannot write the log", &error))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| host("cannot start threads", &error))?;
+    runtime.block_on(async {
+        let warden = std::env::current_exe().ok().map(|own| vec![own.into(), WARDEN.into()]);
+        let options = RunnerOptions { state_dir, settings, hand_binary: hand_binary(), warden };
+        let runner = Runner::open(options).await.map_err(|error| error.body())?;
+        let listener =
+            Listener::bind(runner, args.private, uid).map_err(|error| host("cannot listen", &error))?;
+        listener.serve().await
+    })
+}
+
+fn host(message: &str, error: &dyn std::error::Error) -> ErrorBody {
+    let causes =
+        std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect();
+    ErrorBody { code: Code::HostBroken, message: message.to_owned(), causes, hint: None }
+}

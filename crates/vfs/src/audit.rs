@@ -18,7 +18,7 @@ use std::io;
 use std::path::Path;
 
 use proto::api::AuditRow;
-use proto::ids::{BranchId, ExecId};
+use proto::ids::{BranchId, ExecId, VerifyId};
 use proto::path::TreePath;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
@@ -48,6 +48,10 @@ impl Actor {
     /// A person at the command line, by uid.
     pub fn cli(uid: u32) -> Self {
         Self(format!("cli:{uid}"))
+    }
+    /// A verify itself, between its commands: its branch, and what its hand wrote last.
+    pub fn verify(id: &VerifyId) -> Self {
+        Self(format!("verify:{id}"))
     }
     /// A brain's session.
     pub fn session(id: &str) -> Self {

@@ -170,14 +170,6 @@ impl Blobs {
         let file = File::open(self.path(hash)).map_err(fail)?;
         zstd::Decoder::new(file).map_err(fail)
     }
-
-    /// The whole content of a blob, checked against its hash.
-    pub(crate) fn read(&self, hash: &blake3::Hash) -> Result<Vec<u8>, BlobError> {
-        let mut out = Vec::new();
-        let fail = |source| BlobError::Io { what: "read", hash: *hash, source };
-        self.open(hash)?.read_to_end(&mut out).map_err(fail)?;
-        if blake3::hash(&out) == *hash { Ok(out) } else { Err(BlobError::Damaged(*hash)) }
-    }
 }
 
 /// When stored content becomes durable.

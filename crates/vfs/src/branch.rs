@@ -93,10 +93,8 @@ impl Coded for CreateError {
 }
 
 pub(crate) fn io_code(error: &io::Error) -> Code {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Code::NoSpace,
-        _ => Code::HostBroken,
-    }
+    let full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+    if full { Code::NoSpace } else { Code::HostBroken }
 }
 
 /// A branch that can't be shown or found.

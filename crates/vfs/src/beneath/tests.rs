@@ -227,7 +227,7 @@ fn trees_deeper_than_any_path_are_measured_removed_or_refused() {
     assert!(disk_bytes(&place.at("d")).is_err());
     let error = remove(place.root.as_fd(), &path("d")).unwrap_err();
     assert!(matches!(error, BeneathError::TooLarge { .. } | BeneathError::Io { .. }), "{error:?}");
-    std::fs::set_permissions(place.at("d/deep"), std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(place.at("d/deep"), std::fs::Permissions::from_mode(0o000)).unwrap();
     remove_tree(&place.at("d")).unwrap();
     assert!(!place.at("d").exists());
 }

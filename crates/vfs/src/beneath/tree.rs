@@ -246,7 +246,7 @@ pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
             remove_below(top.as_fd(), &name, &mut moved)?;
         }
     }
-    Ok(std::fs::remove_dir(dir)?)
+    std::fs::remove_dir(dir)
 }
 
 /// Removes a name in `top`; directories that lie too deep in it become names in `top` themselves.

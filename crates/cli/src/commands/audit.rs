@@ -1,0 +1,163 @@
+//! `tendon audit`: who changed what.
+
+use clap::{Args, Subcommand};
+use proto::api::AuditRow;
+use proto::client::ClientError;
+use proto::http::{AuditCheckReply, SqlReply, SqlRequest, percent_encode};
+use serde_json::{Value, json};
+
+use super::App;
+use super::source::find_branch;
+use crate::Outcome;
+use crate::output::{Paint, clean};
+
+/// The audit: every change of every branch, attributed.
+#[derive(Args)]
+pub(crate) struct AuditArgs {
+    #[command(subcommand)]
+    command: AuditCommand,
+}
+
+#[derive(Subcommand)]
+enum AuditCommand {
+    /// Print rows, oldest first
+    Log(LogArgs),
+    /// Check the hash chain. Exit status 1: it is broken
+    Verify,
+    /// Ask with one read-only SQL select
+    #[command(after_help = "Example:\n  tendon audit sql \"select op, count(*) from audit group by op\"")]
+    Sql {
+        /// The query
+        query: String,
+    },
+}
+
+#[derive(Args)]
+struct LogArgs {
+    /// Only this branch, by id or name
+    #[arg(long)]
+    branch: Option<String>,
+    /// Only rows after this sequence number
+    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    since: u64,
+    /// At most this many rows
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    limit: u32,
+}
+
+pub(crate) async fn run(args: AuditArgs, app: &App<'_>) -> Outcome {
+    match args.command {
+        AuditCommand::Log(args) => log(args, app).await,
+        AuditCommand::Verify => verify(app).await,
+        AuditCommand::Sql { query } => sql(query, app).await,
+    }
+}
+
+async fn log(args: LogArgs, app: &App<'_>) -> Outcome {
+    let client = app.client().await?;
+    let mut path = format!("/v1/audit?since={}&limit={}", args.since, args.limit);
+    if let Some(branch) = &args.branch {
+        // Rows of a dropped branch stay, so an id that no branch has any more is still a good filter.
+        let id = match branch.parse::<proto::ids::BranchId>() {
+            Ok(id) => id,
+            Err(_) => find_branch(&client, branch).await?.id,
+        };
+        path += &format!("&branch={}", percent_encode(id.as_str().as_bytes()));
+    }
+    let rows: Vec<AuditRow> = client.get(&path).await.map_err(ClientError::into_body)?;
+    if app.output.json {
+        app.output.json(&json!({ "version": 1, "rows": rows }));
+        return Ok(0);
+    }
+    for row in &rows {
+        app.output.line(log_line(row));
+    }
+    if rows.len() == args.limit as usize {
+        let last = rows.last().map_or(0, |row| row.seq);
+        app.output.note(&format!("there may be more: --since {last}"));
+    }
+    Ok(0)
+}
+
+fn log_line(row: &AuditRow) -> String {
+    let what = row.path.as_ref().map(ToString::to_string).or_else(|| row.detail.clone()).unwrap_or_default();
+    let size = row.size.map(|size| format!(" ({size} B)")).unwrap_or_default();
+    let (time, branch) = (show_time(row.time_ms), &row.branch);
+    format!(
+        "{:>6}  {time}  {branch}  {:<12} {:<8} {}{size}",
+        row.seq,
+        clean(row.actor.as_bytes()),
+        row.op,
+        clean(what.as_bytes())
+    )
+}
+
+/// RFC 3339 in UTC, to the second. The calendar is Howard Hinnant's `civil_from_days`.
+pub(crate) fn show_time(time_ms: u64) -> String {
+    let seconds = time_ms / 1000;
+    let (days, in_day) = ((seconds / 86_400) as i64, seconds % 86_400);
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let day_of_era = z.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", in_day / 3600, in_day / 60 % 60, in_day % 60)
+}
+
+async fn verify(app: &App<'_>) -> Outcome {
+    let reply: AuditCheckReply =
+        app.client().await?.get("/v1/audit/check").await.map_err(ClientError::into_body)?;
+    let good = reply.problem.is_none();
+    if app.output.json {
+        app.output
+            .json(&json!({ "version": 1, "rows": reply.rows, "intact": good, "problem": reply.problem }));
+    } else if let Some(problem) = &reply.problem {
+        app.output.line(format!("{} {}", app.output.paint(Paint::Red, "broken:"), clean(problem.as_bytes())));
+    } else {
+        app.output.line(format!("{} {} rows", app.output.paint(Paint::Green, "intact:"), reply.rows));
+    }
+    Ok(u8::from(!good))
+}
+
+async fn sql(query: String, app: &App<'_>) -> Outcome {
+    let reply: SqlReply = app
+        .client()
+        .await?
+        .post("/v1/audit/sql", &SqlRequest { query })
+        .await
+        .map_err(ClientError::into_body)?;
+    if app.output.json {
+        app.output.json(&json!({ "version": 1, "columns": reply.columns, "rows": reply.rows, "truncated": reply.truncated }));
+        return Ok(0);
+    }
+    let cell = |value: &Value| match value {
+        Value::String(text) => clean(text.as_bytes()).replace('\n', "\\n"),
+        Value::Null => String::new(),
+        other @ (Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => other.to_string(),
+    };
+    let rows: Vec<Vec<String>> = reply.rows.iter().map(|row| row.iter().map(cell).collect()).collect();
+    app.output.table(&reply.columns.iter().map(String::as_str).collect::<Vec<_>>(), &rows);
+    if reply.truncated {
+        app.output.note("there are more rows: ask for fewer with limit");
+    }
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_shown_in_utc() {
+        for (ms, want) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400_000, "2000-02-29T00:00:00Z"),
+            (1_735_689_599_999, "2024-12-31T23:59:59Z"),
+            (4_102_444_800_000, "2100-01-01T00:00:00Z"),
+        ] {
+            assert_eq!(super::show_time(ms), want);
+        }
+    }
+}

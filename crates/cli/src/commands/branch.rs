@@ -1,0 +1,387 @@
+//! `tendon branch`: a base and an agent's changes to it.
+
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use proto::api::{AuditRow, BranchInfo};
+use proto::client::{Client, ClientError};
+use proto::error::ErrorBody;
+use proto::http::{
+    BranchAt, CreateBranch, ExportGit, ExportReply, FILE_BYTES_MAX, FileEntry, ForkBranch, percent_encode,
+};
+use proto::ids::BaseId;
+use proto::path::JsonBytes;
+use proto::spec::absolute;
+use serde_json::{Value, json};
+
+use super::source::{SourceArgs, branch_path, find_branch, freeze};
+use super::{App, exec, file_error, usage};
+use crate::Outcome;
+use crate::environment::current_dir;
+use crate::output::clean;
+
+/// Branches: a base and an agent's changes to it. Each is given by its id or its name.
+#[derive(Args)]
+pub(crate) struct BranchArgs {
+    #[command(subcommand)]
+    command: BranchCommand,
+}
+
+#[derive(Subcommand)]
+enum BranchCommand {
+    /// Make a branch and print its id
+    #[command(
+        after_help = "Examples:\n  tendon branch create --repo . --name fix\n  tendon branch create --base base-…"
+    )]
+    Create(CreateArgs),
+    /// Make a branch that starts as another is now
+    Fork {
+        /// The branch to start from
+        branch: String,
+        /// A name for the new one
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// List the branches
+    List,
+    /// Show one branch
+    Show {
+        /// The branch
+        branch: String,
+    },
+    /// Print what a branch changed against its base
+    Diff {
+        /// The branch
+        branch: String,
+        /// Only the names, with git's letters
+        #[arg(long)]
+        name_status: bool,
+    },
+    /// Write a branch as a patch, a commit or an archive
+    #[command(
+        after_help = "Example:\n  tendon branch export fix --git . agent/fix --message \"Fix the parser\""
+    )]
+    Export(ExportArgs),
+    /// Remove a branch; the audit keeps what it did
+    Drop {
+        /// The branch
+        branch: String,
+    },
+    /// Make a branch as another was at an audit sequence number
+    At {
+        /// The sequence number, from `tendon audit log`
+        seq: u64,
+        /// The branch whose past it is [default: the one that the row is about]
+        #[arg(long)]
+        branch: Option<String>,
+        /// A name for the new one
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// Run a command on a branch, in a sandbox. Ends with the command's exit status
+    #[command(after_help = "Example:\n  tendon branch exec fix -- cargo test")]
+    Exec(exec::ExecArgs),
+    /// Print a file of a branch
+    Read(PathArgs),
+    /// Write a file of a branch from standard input
+    Write {
+        #[command(flatten)]
+        at: PathArgs,
+        /// Make it executable [default: as it was]
+        #[arg(long)]
+        executable: bool,
+    },
+    /// Remove a file, a symlink or a directory with all below it from a branch
+    Rm(PathArgs),
+    /// List a directory of a branch
+    Ls {
+        /// The branch
+        branch: String,
+        /// The directory [default: the branch's top]
+        path: Option<PathBuf>,
+    },
+}
+
+#[derive(Args)]
+struct CreateArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// A base that exists
+    #[arg(long, value_name = "BASE", group = "source")]
+    base: Option<BaseId>,
+    /// A name for it
+    #[arg(long)]
+    name: Option<String>,
+}
+
+#[derive(Args)]
+struct ExportArgs {
+    /// The branch
+    branch: String,
+    /// As a patch to FILE, - for standard output
+    #[arg(long, value_name = "FILE", group = "to")]
+    patch: Option<PathBuf>,
+    /// As a tar archive to FILE, - for standard output
+    #[arg(long, value_name = "FILE", group = "to")]
+    tar: Option<PathBuf>,
+    /// As a commit on REF of the repository at REPO
+    #[arg(long, num_args = 2, value_names = ["REPO", "REF"], group = "to")]
+    git: Option<Vec<String>>,
+    /// The commit's message
+    #[arg(long, requires = "git", default_value = "Changes from a tendon branch")]
+    message: String,
+    /// The commit's author
+    #[arg(
+        long,
+        requires = "git",
+        value_name = "NAME <ADDRESS>",
+        default_value = "tendon <tendon@localhost>"
+    )]
+    author: String,
+}
+
+#[derive(Args)]
+struct PathArgs {
+    /// The branch
+    branch: String,
+    /// A path in the branch
+    path: PathBuf,
+}
+
+impl PathArgs {
+    fn url(&self, end: &str) -> String {
+        files_url(&self.branch, &self.path, end)
+    }
+}
+
+pub(crate) async fn run(args: BranchArgs, app: &App<'_>) -> Outcome {
+    let client = app.client().await?;
+    match args.command {
+        BranchCommand::Create(args) => create(args, &client, app).await,
+        BranchCommand::Fork { branch, name } => {
+            made(client.post(&format!("{}/fork", branch_path(&branch)), &ForkBranch { name }).await, app)
+        }
+        BranchCommand::List => list(&client, app).await,
+        BranchCommand::Show { branch } => show(&find_branch(&client, &branch).await?, app),
+        BranchCommand::Diff { branch, name_status } => diff(&client, &branch, name_status, app).await,
+        BranchCommand::Export(args) => export(args, &client, app).await,
+        BranchCommand::Drop { branch } => {
+            let _: Value = client.delete(&branch_path(&branch)).await.map_err(ClientError::into_body)?;
+            Ok(0)
+        }
+        BranchCommand::At { seq, branch, name } => at(seq, branch, name, &client, app).await,
+        BranchCommand::Exec(args) => exec::run(args, &client, app).await,
+        BranchCommand::Read(at) => copy_out(&client, &at.url("files"), app).await,
+        BranchCommand::Write { at, executable } => {
+            let mode = if executable { "&mode=755" } else { "" };
+            let url = format!("{}{mode}", at.url("files"));
+            let _: Value = client.put(&url, standard_input()?).await.map_err(ClientError::into_body)?;
+            Ok(0)
+        }
+        BranchCommand::Rm(at) => {
+            let _: Value = client.delete(&at.url("files")).await.map_err(ClientError::into_body)?;
+            Ok(0)
+        }
+        BranchCommand::Ls { branch, path } => ls(&client, &branch, path, app).await,
+    }
+}
+
+async fn create(args: CreateArgs, client: &Client, app: &App<'_>) -> Outcome {
+    let base = match (args.base, args.source.source()?) {
+        (Some(base), _) => base,
+        (None, Some(source)) => freeze(client, &source, app).await?.id,
+        (None, None) => return Err(usage("no source is named", Some("give --repo, --files or --base"))),
+    };
+    made(client.post("/v1/branches", &CreateBranch { base, name: args.name }).await, app)
+}
+
+fn made(made: Result<BranchInfo, ClientError>, app: &App<'_>) -> Outcome {
+    let branch = made.map_err(ClientError::into_body)?;
+    if app.output.json {
+        app.output.json(&json!({ "version": 1, "branch": branch }))
+    } else {
+        app.output.line(branch.id.as_str())
+    }
+    Ok(0)
+}
+
+async fn list(client: &Client, app: &App<'_>) -> Outcome {
+    let branches: Vec<BranchInfo> = client.get("/v1/branches").await.map_err(ClientError::into_body)?;
+    if app.output.json {
+        app.output.json(&json!({ "version": 1, "branches": branches }));
+        return Ok(0);
+    }
+    let row = |branch: &BranchInfo| {
+        let name = clean(branch.name.as_deref().unwrap_or("-").as_bytes());
+        let created = super::audit::show_time(branch.created_ms);
+        vec![branch.id.to_string(), name, branch.base.to_string(), branch.depth.to_string(), created]
+    };
+    app.output.table(
+        &["BRANCH", "NAME", "BASE", "DEPTH", "CREATED"],
+        &branches.iter().map(row).collect::<Vec<_>>(),
+    );
+    Ok(0)
+}
+
+fn show(branch: &BranchInfo, app: &App<'_>) -> Outcome {
+    if app.output.json {
+        app.output.json(&json!({ "version": 1, "branch": branch }));
+        return Ok(0);
+    }
+    let parent = branch.parent.as_ref().map_or("-", |parent| parent.as_str());
+    for (name, value) in [
+        ("branch", branch.id.as_str()),
+        ("name", &clean(branch.name.as_deref().unwrap_or("-").as_bytes())),
+        ("base", branch.base.as_str()),
+        ("forked from", parent),
+        ("engine", &branch.engine),
+        ("depth", &branch.depth.to_string()),
+        ("created", &super::audit::show_time(branch.created_ms)),
+        ("audit", &branch.audit_seq.to_string()),
+    ] {
+        app.output.line(format!("{name:<12} {value}"));
+    }
+    Ok(0)
+}
+
+async fn diff(client: &Client, branch: &str, name_status: bool, app: &App<'_>) -> Outcome {
+    let format = if name_status { "name-status" } else { "unified" };
+    copy_out(client, &format!("{}/diff?format={format}", branch_path(branch)), app).await
+}
+
+async fn copy_out(client: &Client, path: &str, app: &App<'_>) -> Outcome {
+    let mut stream = client.bytes(path).await.map_err(ClientError::into_body)?;
+    while let Some(bytes) = stream.next().await.map_err(ClientError::into_body)? {
+        if app.output.terminal { app.output.raw(clean(&bytes).as_bytes()) } else { app.output.raw(&bytes) }
+    }
+    Ok(0)
+}
+
+async fn export(args: ExportArgs, client: &Client, app: &App<'_>) -> Outcome {
+    let path = branch_path(&args.branch);
+    match (&args.patch, &args.tar, &args.git) {
+        (Some(file), _, _) => save(client, &format!("{path}/export?format=patch"), file, app).await,
+        (_, Some(file), _) => save(client, &format!("{path}/export?format=tar"), file, app).await,
+        (_, _, Some(git)) => export_git(&args, git, client, app).await,
+        (None, None, None) => {
+            Err(usage("export to what?", Some("give --patch FILE, --tar FILE or --git REPO REF")))
+        }
+    }
+}
+
+async fn export_git(args: &ExportArgs, git: &[String], client: &Client, app: &App<'_>) -> Outcome {
+    let [repo, name] = git else { return Err(usage("--git takes REPO and REF", None)) };
+    let repo = absolute(&current_dir()?, Path::new(repo)).to_string_lossy().into_owned();
+    let (name, message, author) = (name.clone(), args.message.clone(), args.author.clone());
+    let request = ExportGit { repo, name, message, author };
+    let path = branch_path(&args.branch);
+    let reply: ExportReply =
+        client.post(&format!("{path}/export-git"), &request).await.map_err(ClientError::into_body)?;
+    for warning in &reply.warnings {
+        app.output.note(&format!("warning: {warning}"));
+    }
+    if app.output.json {
+        app.output.json(&json!({ "version": 1, "export": reply }));
+    } else if let Some(commit) = &reply.commit {
+        app.output.line(commit);
+    }
+    Ok(0)
+}
+
+/// Saves a stream as a file, which appears only when it is complete.
+async fn save(client: &Client, url: &str, file: &Path, app: &App<'_>) -> Outcome {
+    if file == Path::new("-") {
+        return copy_out_raw(client, url, app).await;
+    }
+    let mut stream = client.bytes(url).await.map_err(ClientError::into_body)?;
+    let part = PathBuf::from(format!("{}.part", file.display()));
+    let mut out = std::fs::File::create(&part).map_err(|error| file_error("write", &part, &error))?;
+    let written = async {
+        while let Some(bytes) = stream.next().await.map_err(ClientError::into_body)? {
+            out.write_all(&bytes).map_err(|error| file_error("write", &part, &error))?;
+        }
+        out.sync_all()
+            .and_then(|()| std::fs::rename(&part, file))
+            .map_err(|error| file_error("write", file, &error))
+    };
+    let written: Result<(), ErrorBody> = written.await;
+    if written.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    written.map(|()| 0)
+}
+
+async fn copy_out_raw(client: &Client, url: &str, app: &App<'_>) -> Outcome {
+    if app.output.terminal && url.ends_with("tar") {
+        return Err(usage("an archive is not written to a terminal", Some("redirect it, or name a file")));
+    }
+    copy_out(client, url, app).await
+}
+
+async fn at(
+    seq: u64,
+    branch: Option<String>,
+    name: Option<String>,
+    client: &Client,
+    app: &App<'_>,
+) -> Outcome {
+    let branch = match branch {
+        Some(branch) => branch,
+        None => {
+            let path = format!("/v1/audit?since={}&limit=1", seq.saturating_sub(1));
+            let rows: Vec<AuditRow> = client.get(&path).await.map_err(ClientError::into_body)?;
+            let row = rows.into_iter().find(|row| row.seq == seq);
+            row.ok_or_else(|| usage(format!("the audit has no row {seq}"), Some("see: tendon audit log")))?
+                .branch
+                .to_string()
+        }
+    };
+    made(client.post(&format!("{}/at", branch_path(&branch)), &BranchAt { seq, name }).await, app)
+}
+
+async fn ls(client: &Client, branch: &str, path: Option<PathBuf>, app: &App<'_>) -> Outcome {
+    let url = files_url(branch, &path.unwrap_or_default(), "list");
+    let entries: Vec<FileEntry> = client.get(&url).await.map_err(ClientError::into_body)?;
+    if app.output.json {
+        app.output.json(&json!({ "version": 1, "entries": entries }));
+        return Ok(0);
+    }
+    for entry in &entries {
+        let mark = match entry.kind.as_str() {
+            "dir" => "/",
+            "symlink" => "@",
+            _ => "",
+        };
+        app.output.line(format!(
+            "{:04o}  {:>10}  {}{mark}",
+            entry.mode & 0o7777,
+            entry.size,
+            shown(&entry.name)
+        ));
+    }
+    Ok(0)
+}
+
+fn shown(name: &JsonBytes) -> String {
+    clean(&name.decode().unwrap_or_default()).replace('\n', "\\n").replace('\t', "\\t")
+}
+
+fn files_url(branch: &str, path: &Path, end: &str) -> String {
+    use std::os::unix::ffi::OsStrExt as _;
+    let bytes = path.as_os_str().as_bytes();
+    let bytes = bytes.strip_prefix(b"./").unwrap_or(bytes);
+    let bytes = bytes.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(bytes);
+    let bytes = if bytes == b"." { b"" } else { bytes };
+    format!("{}/{end}?path={}", branch_path(branch), percent_encode(bytes))
+}
+
+fn standard_input() -> Result<Vec<u8>, ErrorBody> {
+    let mut bytes = Vec::new();
+    let read = std::io::stdin().lock().take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
+    read.map_err(|error| usage(format!("standard input can't be read: {error}"), None))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(usage(format!("standard input is longer than {} MiB", FILE_BYTES_MAX >> 20), None));
+    }
+    Ok(bytes)
+}

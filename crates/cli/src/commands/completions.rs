@@ -1,0 +1,24 @@
+//! `tendon completions`: what a shell needs to complete command lines.
+
+use clap::{Args, CommandFactory as _};
+
+use super::Tendon;
+use crate::Outcome;
+use crate::output::Output;
+
+/// Print completions for a shell.
+#[derive(Args)]
+#[command(
+    after_help = "Example:\n  tendon completions bash > ~/.local/share/bash-completion/completions/tendon"
+)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    shell: clap_complete::Shell,
+}
+
+pub(crate) fn run(args: CompletionsArgs, output: &Output) -> Outcome {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut Tendon::command(), "tendon", &mut text);
+    output.raw(&text);
+    Ok(0)
+}

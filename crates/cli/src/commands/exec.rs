@@ -1,0 +1,210 @@
+//! `tendon branch exec`: one command on a branch, with its standard streams.
+
+use std::io::{IsTerminal as _, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+
+use clap::Args;
+use proto::client::{Client, ClientError, Events, LineSender};
+use proto::error::{Code, ErrorBody};
+use proto::http::{ExecControl, ExecInput, ExecLine, ExecReport, ExecRequest, PtySize};
+use proto::ids::ExecId;
+use proto::path::{JsonBytes, TreePath};
+use proto::verify::{LimitsAsked, Outcome as Ended};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::source::branch_path;
+use super::{App, LimitArgs, env_pair, host, usage};
+use crate::Outcome;
+
+/// Bytes of standard input per message.
+const STDIN_CHUNK: usize = 64 * 1024;
+
+#[derive(Args)]
+pub(crate) struct ExecArgs {
+    /// The branch, by id or name
+    branch: String,
+    /// A directory of the branch to run in
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<PathBuf>,
+    /// An environment variable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = env_pair)]
+    env: Vec<(String, String)>,
+    /// Give the command a terminal
+    #[arg(long, short)]
+    tty: bool,
+    #[command(flatten)]
+    limits: LimitArgs,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    argv: Vec<std::ffi::OsString>,
+}
+
+pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outcome {
+    if args.argv.first().is_none_or(|first| first.is_empty()) {
+        return Err(usage("the command is empty", Some("name a program, like: -- cargo test")));
+    }
+    let mut limits = LimitsAsked::default();
+    args.limits.apply(&mut limits);
+    let cwd = args
+        .cwd
+        .map(|dir| TreePath::new(dir.as_os_str().as_bytes()).map_err(|error| usage(error.to_string(), None)));
+    let request = ExecRequest {
+        argv: args.argv.iter().map(|word| JsonBytes::new(word.as_bytes())).collect(),
+        cwd: cwd.transpose()?,
+        env: args.env,
+        limits,
+        stdin: args.tty || !std::io::stdin().is_terminal(),
+        pty: args.tty.then(window),
+    };
+    let path = format!("{}/exec", branch_path(&args.branch));
+    let (sender, events) = client.duplex(&path, &request).await.map_err(ClientError::into_body)?;
+    let raw = args.tty.then(RawTerminal::enter).flatten();
+    let ended = follow(client, &request, sender, events, app).await;
+    drop(raw);
+    let report = ended?;
+    if app.output.json {
+        app.output.json(&report);
+    }
+    status(&report, app)
+}
+
+/// The exit status of the command, as a shell would show it.
+fn status(report: &ExecReport, app: &App<'_>) -> Outcome {
+    let fail = |code: Code, message: String, hint: Option<&str>| {
+        Err(ErrorBody { code, message, causes: Vec::new(), hint: hint.map(str::to_owned) })
+    };
+    match &report.outcome {
+        Ended::Exited { code } => Ok(u8::try_from(*code).unwrap_or(1)),
+        Ended::Signalled { signal } => {
+            app.output.note(&format!("ended by signal {signal}"));
+            Ok(u8::try_from(128 + *signal).unwrap_or(1))
+        }
+        Ended::TimedOut { wall_ms_max } => {
+            app.output.note(&format!("timed out after {}", proto::units::show_millis(*wall_ms_max)));
+            Ok(124)
+        }
+        Ended::LimitExceeded { limit } => {
+            app.output.note(&format!("went over the {limit} limit"));
+            Ok(137)
+        }
+        Ended::NotStarted { reason } => fail(Code::BadInput, reason.clone(), None),
+        Ended::HandLost { reason } => fail(Code::HandLost, format!("the hand was lost: {reason}"), None),
+        Ended::Cancelled | Ended::Skipped => Ok(130),
+    }
+}
+
+async fn follow(
+    client: &Client,
+    request: &ExecRequest,
+    sender: LineSender<ExecInput>,
+    mut events: Events<ExecLine>,
+    app: &App<'_>,
+) -> Result<ExecReport, ErrorBody> {
+    // Beside the output: a command that writes before it has read all must not wait for itself.
+    let feeder = tokio::spawn(feed(sender, request.stdin));
+    let _feeder = AbortOnDrop(feeder);
+    let broken = |error: std::io::Error| host(format!("signals can't be received: {error}"));
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(broken)?;
+    let mut resized = signal(SignalKind::window_change()).map_err(broken)?;
+    let mut interrupts = 0;
+    let mut id = None;
+    loop {
+        tokio::select! {
+            event = events.next() => match event.map_err(ClientError::into_body)? {
+                Some(ExecLine::Started { exec }) => id = Some(exec),
+                Some(ExecLine::Output { fd, bytes }) => {
+                    let bytes = bytes.decode().map_err(|error| ClientError::Answer(error).into_body())?;
+                    if fd == 2 || app.output.json { app.output.raw_err(&bytes) } else { app.output.raw(&bytes) }
+                }
+                Some(ExecLine::Done { report }) => return Ok(*report),
+                Some(ExecLine::Failed { error }) => return Err(error),
+                None => return Err(ClientError::Ended(None).into_body()),
+            },
+            _ = interrupt.recv() => {
+                interrupts += 1;
+                match &id {
+                    Some(id) if interrupts == 1 => control(client, id, &ExecControl::Signal { signal: 2 }).await,
+                    Some(id) if interrupts == 2 => control(client, id, &ExecControl::Cancel {}).await,
+                    Some(_) | None => return Err(cancelled()),
+                }
+            }
+            _ = resized.recv(), if request.pty.is_some() => {
+                if let Some(id) = &id {
+                    control(client, id, &ExecControl::Resize { size: window() }).await;
+                }
+            }
+        }
+    }
+}
+
+fn cancelled() -> ErrorBody {
+    ErrorBody { code: Code::Cancelled, message: "cancelled".into(), causes: Vec::new(), hint: None }
+}
+
+/// Acts on the exec. If it has ended meanwhile, its end comes as an event.
+async fn control(client: &Client, exec: &ExecId, control: &ExecControl) {
+    let _ = client.post::<serde_json::Value>(&format!("/v1/execs/{exec}"), control).await;
+}
+
+/// Sends standard input on. Its end, or a command that takes no more, ends the request's body.
+async fn feed(sender: LineSender<ExecInput>, wanted: bool) {
+    if !wanted {
+        return;
+    }
+    let mut stdin = read_stdin();
+    while let Some(bytes) = stdin.recv().await {
+        if sender.send(&ExecInput { stdin: JsonBytes::new(&bytes) }).await.is_err() {
+            return;
+        }
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Standard input in a thread of its own: it may block for ever, also when the command has long ended.
+fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel(4);
+    std::thread::spawn(move || {
+        let mut stdin = std::io::stdin().lock();
+        let mut buffer = vec![0; STDIN_CHUNK];
+        while let Ok(read @ 1..) = stdin.read(&mut buffer) {
+            if sender.blocking_send(buffer[..read].to_vec()).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+fn window() -> PtySize {
+    let size = tcgetwinsize(std::io::stdout()).ok().filter(|size| size.ws_row > 0 && size.ws_col > 0);
+    size.map_or(PtySize { rows: 24, cols: 80 }, |size| PtySize { rows: size.ws_row, cols: size.ws_col })
+}
+
+/// The terminal passes every key on while this lives.
+struct RawTerminal(Termios);
+
+impl RawTerminal {
+    fn enter() -> Option<Self> {
+        let before = tcgetattr(std::io::stdin()).ok()?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(std::io::stdin(), OptionalActions::Now, &raw).ok()?;
+        Some(Self(before))
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
+    }
+}

@@ -1,0 +1,65 @@
+//! `tendon runner`: the daemon behind the commands.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use proto::client::ClientError;
+use proto::units::show_millis;
+use serde_json::{Value, json};
+
+use super::{App, host};
+use crate::Outcome;
+use crate::runner::{gone, running};
+
+/// How long a runner may take to end: hands are stopped and what they did is recorded.
+const STOP_MAX: Duration = Duration::from_secs(30);
+
+/// The runner: the daemon that owns the state directory.
+#[derive(Args)]
+pub(crate) struct RunnerArgs {
+    #[command(subcommand)]
+    command: RunnerCommand,
+}
+
+#[derive(Subcommand)]
+enum RunnerCommand {
+    /// Show the runner of the state directory; none is started. Exit status 4: none runs
+    Status,
+    /// End it: what runs is cancelled and recorded
+    Stop,
+}
+
+pub(crate) async fn run(args: RunnerArgs, app: &App<'_>) -> Outcome {
+    let (client, info) = running(&app.state_dir).await?;
+    match args.command {
+        RunnerCommand::Status if app.output.json => app.output.json(&json!({ "version": 1, "runner": info })),
+        RunnerCommand::Status => {
+            let kind = if info.private { "private runner" } else { "runner" };
+            app.output.line(format!(
+                "{kind} {} (pid {}), up {}",
+                info.version,
+                info.pid,
+                show_millis(info.uptime_ms)
+            ));
+            app.output.line(format!("state    {}", info.state_dir));
+            app.output.line(format!("clients  {}", info.clients.saturating_sub(1)));
+            app.output.line(format!("running  {}", info.running));
+        }
+        RunnerCommand::Stop => {
+            let _: Value = client.post("/v1/stop", &json!({})).await.map_err(ClientError::into_body)?;
+            app.output.progress("waiting for the runner to end");
+            if !gone(&app.state_dir, STOP_MAX).await {
+                return Err(host(format!(
+                    "the runner (pid {}) did not end within {} s",
+                    info.pid,
+                    STOP_MAX.as_secs()
+                )));
+            }
+            app.output.clear_progress();
+            if app.output.json {
+                app.output.json(&json!({ "version": 1, "stopped": info.pid }));
+            }
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,149 @@
+//! A report as people read it.
+
+use proto::path::JsonBytes;
+use proto::spec::command::join_command;
+use proto::units::{show_bytes, show_millis};
+use proto::verify::{ChangedFiles, CommandReport, Confinement, Outcome, OutputTail, Phase, Report};
+
+use crate::output::{Output, Paint, clean};
+
+/// Changed paths that are listed.
+const PATHS_SHOWN: usize = 20;
+/// Lines of a failed command's output that are shown.
+const LINES_SHOWN: usize = 40;
+
+/// Prints the summary of a report.
+pub(super) fn print(report: &Report, output: &Output) {
+    for command in &report.commands {
+        output.line(command_line(command, output));
+        if !command.outcome.passed() && command.outcome != Outcome::Skipped {
+            print_tails(command, output);
+        }
+    }
+    print_changed(&report.changed, output);
+    if let Some(confinement) = &report.confinement {
+        print_confinement(confinement, output);
+    }
+    for warning in &report.warnings {
+        output.line(format!("{} {}", output.paint(Paint::Yellow, "warning:"), clean(warning.as_bytes())));
+    }
+    let failed = |command: &&CommandReport| !command.outcome.passed() && command.outcome != Outcome::Skipped;
+    let logs: Vec<&String> = report
+        .commands
+        .iter()
+        .filter(failed)
+        .flat_map(|command| [&command.stdout.log, &command.stderr.log])
+        .flatten()
+        .collect();
+    for log in logs {
+        output.line(format!("log      {log}"));
+    }
+    if report.branch_kept {
+        output.line(format!("branch   {} (tendon branch diff {0})", report.branch));
+    }
+    let (paint, word) = match report {
+        Report { cancelled: true, .. } => (Paint::Yellow, "cancelled"),
+        Report { passed: true, .. } => (Paint::Green, "passed"),
+        Report { .. } => (Paint::Red, "failed"),
+    };
+    output.line(format!("{} in {}", output.paint(paint, word), show_millis(report.wall_ms)));
+}
+
+fn command_line(command: &CommandReport, output: &Output) -> String {
+    let (paint, mark) = match &command.outcome {
+        Outcome::Exited { code: 0 } => (Paint::Green, "✓"),
+        Outcome::Skipped => (Paint::Dim, "–"),
+        Outcome::Cancelled => (Paint::Yellow, "✗"),
+        Outcome::Exited { .. }
+        | Outcome::Signalled { .. }
+        | Outcome::TimedOut { .. }
+        | Outcome::LimitExceeded { .. }
+        | Outcome::NotStarted { .. }
+        | Outcome::HandLost { .. } => (Paint::Red, "✗"),
+    };
+    let mut facts = vec![ended(&command.outcome)];
+    if command.outcome != Outcome::Skipped {
+        facts.push(show_millis(command.wall_ms));
+        facts.extend(command.memory_bytes_peak.map(|bytes| format!("peak {}", show_bytes(bytes))));
+    }
+    facts.retain(|fact| !fact.is_empty());
+    let setup =
+        if command.phase == Phase::Setup { output.paint(Paint::Dim, "setup ") } else { String::new() };
+    let text = clean(join_command(&command.argv).replace('\n', "\\n").as_bytes());
+    let (mark, text) = (output.paint(paint, mark), output.paint(Paint::Bold, &text));
+    format!("{mark} {setup}{text}  {}", output.paint(Paint::Dim, &facts.join(", ")))
+}
+
+/// How a command ended; nothing for exit status 0.
+fn ended(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Exited { code: 0 } => String::new(),
+        Outcome::Exited { code } => format!("exit status {code}"),
+        Outcome::Signalled { signal } => format!("signal {signal}"),
+        Outcome::TimedOut { wall_ms_max } => format!("timed out after {}", show_millis(*wall_ms_max)),
+        Outcome::LimitExceeded { limit } => format!("went over the {limit} limit"),
+        Outcome::NotStarted { reason } => format!("not started: {}", clean(reason.as_bytes())),
+        Outcome::Cancelled => "cancelled".into(),
+        Outcome::HandLost { reason } => format!("the hand was lost: {}", clean(reason.as_bytes())),
+        Outcome::Skipped => "skipped".into(),
+    }
+}
+
+fn print_tails(command: &CommandReport, output: &Output) {
+    for (name, stream) in [("stdout", &command.stdout), ("stderr", &command.stderr)] {
+        let lines = tail_lines(stream);
+        if lines.is_empty() {
+            continue;
+        }
+        output.line(
+            output.paint(Paint::Dim, &format!("  ── {name}, {} in all", show_bytes(stream.bytes_total))),
+        );
+        for line in lines {
+            output.line(format!("  {line}"));
+        }
+    }
+}
+
+fn tail_lines(stream: &OutputTail) -> Vec<String> {
+    let bytes = stream.tail.as_ref().and_then(|tail| JsonBytes::decode(tail).ok()).unwrap_or_default();
+    let text = clean(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES_SHOWN)..].iter().map(|line| (*line).to_owned()).collect()
+}
+
+fn print_changed(changed: &ChangedFiles, output: &Output) {
+    if changed.tree_total == 0 {
+        return;
+    }
+    let other = if changed.other_total > 0 {
+        format!(", {} ignored or in .git", changed.other_total)
+    } else {
+        String::new()
+    };
+    let files = if changed.tree_total == 1 { "file" } else { "files" };
+    output.line(format!("changed  {} {files}{other}", changed.tree_total));
+    for change in changed.paths.iter().take(PATHS_SHOWN) {
+        output.line(format!("  {} {}", change.status.letter(), change.path));
+    }
+    let rest = changed.tree_total.saturating_sub(PATHS_SHOWN as u64);
+    if rest > 0 {
+        output.line(format!("  … and {rest} more"));
+    }
+}
+
+fn print_confinement(confinement: &Confinement, output: &Output) {
+    output.line(format!("tier     {}", confinement.tier));
+    let free: Vec<&str> = confinement
+        .limits
+        .iter()
+        .filter(|limit| limit.enforced_by.is_none())
+        .map(|limit| limit.name.as_str())
+        .collect();
+    if !free.is_empty() {
+        let note = output.paint(Paint::Yellow, "not enforced on this host");
+        output.line(format!("limits   {note}: {}", free.join(", ")));
+    }
+    for degraded in &confinement.degraded {
+        output.line(format!("{} {}", output.paint(Paint::Yellow, "degraded:"), clean(degraded.as_bytes())));
+    }
+}

@@ -1,0 +1,45 @@
+//! What the command line takes from its environment: the one place that reads it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use proto::error::ErrorBody;
+
+use crate::commands::usage;
+
+#[expect(clippy::disallowed_methods, reason = "the one place of this crate that reads the environment")]
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// The state directory: the flag, `TENDON_STATE_DIR`, or XDG's state home.
+pub(crate) fn state_dir(flag: Option<PathBuf>) -> Result<PathBuf, ErrorBody> {
+    let dir = flag
+        .or_else(|| variable("TENDON_STATE_DIR").map(PathBuf::from))
+        .or_else(|| variable("XDG_STATE_HOME").map(|home| PathBuf::from(home).join("tendon")))
+        .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".local/state/tendon")))
+        .ok_or_else(|| {
+            usage("there is no state directory: HOME is not set", Some("give one with --state-dir"))
+        })?;
+    Ok(current_dir()?.join(dir))
+}
+
+/// The directory that relative paths are taken from.
+pub(crate) fn current_dir() -> Result<PathBuf, ErrorBody> {
+    std::env::current_dir()
+        .map_err(|error| usage(format!("the current directory can't be read: {error}"), None))
+}
+
+/// The runner's binary: `TENDON_TENDOND`, or `tendond` next to this one.
+pub(crate) fn tendond() -> PathBuf {
+    if let Some(path) = variable("TENDON_TENDOND") {
+        return PathBuf::from(path);
+    }
+    let here = std::env::current_exe().ok().and_then(|exe| exe.parent().map(|dir| dir.join("tendond")));
+    here.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from("tendond"))
+}
+
+/// Whether the user asked for no colours: <https://no-color.org>.
+pub(crate) fn no_color() -> bool {
+    variable("NO_COLOR").is_some() || variable("TERM").is_some_and(|term| term == "dumb")
+}

@@ -1,0 +1,210 @@
+//! All printing: data on standard output, everything else on standard error.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use proto::error::ErrorBody;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::environment::no_color;
+
+/// Progress that lasts less is not shown.
+const PROGRESS_AFTER: Duration = Duration::from_millis(250);
+
+/// A colour of text on a terminal.
+#[derive(Clone, Copy)]
+pub(crate) enum Paint {
+    Red,
+    Green,
+    Yellow,
+    Cyan,
+    Bold,
+    Dim,
+}
+
+/// Where and how to print.
+pub(crate) struct Output {
+    /// Machine-readable output was asked for.
+    pub(crate) json: bool,
+    /// Standard output is a terminal.
+    pub(crate) terminal: bool,
+    colour: bool,
+    colour_err: bool,
+    progress: bool,
+    started: Instant,
+}
+
+impl Output {
+    pub(crate) fn new(json: bool) -> Self {
+        let (out, err, colour) =
+            (std::io::stdout().is_terminal(), std::io::stderr().is_terminal(), !no_color());
+        Self {
+            json,
+            terminal: out,
+            colour: out && colour,
+            colour_err: err && colour,
+            progress: err,
+            started: Instant::now(),
+        }
+    }
+
+    /// Prints a line of data.
+    pub(crate) fn line(&self, text: impl AsRef<str>) {
+        self.raw(format!("{}\n", text.as_ref()).as_bytes());
+    }
+
+    /// Prints data as it is. Nobody reading it any more is no error.
+    pub(crate) fn raw(&self, bytes: &[u8]) {
+        let mut out = std::io::stdout().lock();
+        let _ = out.write_all(bytes).and_then(|()| out.flush());
+    }
+
+    /// Passes on what a command wrote to its standard error.
+    pub(crate) fn raw_err(&self, bytes: &[u8]) {
+        let _ = std::io::stderr().lock().write_all(bytes);
+    }
+
+    /// Prints a record as JSON.
+    pub(crate) fn json(&self, record: &impl Serialize) {
+        match serde_json::to_string_pretty(record) {
+            Ok(text) => self.line(text),
+            Err(error) => self.note(&format!("the record can't be printed: {error}")),
+        }
+    }
+
+    /// Prints a hint or a warning to standard error.
+    pub(crate) fn note(&self, text: &str) {
+        self.clear_progress();
+        let _ = writeln!(std::io::stderr().lock(), "{text}");
+    }
+
+    /// Shows on a terminal what is done now, in one line that the next one replaces.
+    pub(crate) fn progress(&self, text: &str) {
+        if !self.progress || self.started.elapsed() < PROGRESS_AFTER {
+            return;
+        }
+        let columns =
+            rustix::termios::tcgetwinsize(std::io::stderr()).map_or(0, |size| usize::from(size.ws_col));
+        // Some terminals don't tell.
+        let width = if columns < 20 { 80 } else { columns };
+        let text: String =
+            clean(text.as_bytes()).replace(['\n', '\t'], " ").chars().take(width - 1).collect();
+        let _ = write!(std::io::stderr().lock(), "\r\x1b[2K{text}");
+    }
+
+    /// Takes the progress line away.
+    pub(crate) fn clear_progress(&self) {
+        if self.progress && self.started.elapsed() >= PROGRESS_AFTER {
+            let _ = write!(std::io::stderr().lock(), "\r\x1b[2K");
+        }
+    }
+
+    /// Prints an error and returns the exit status for it.
+    pub(crate) fn error(&self, error: &ErrorBody) -> u8 {
+        self.clear_progress();
+        if self.json {
+            self.json(&json!({ "version": 1, "error": error }));
+        }
+        let _ = std::io::stderr().lock().write_all(render_error(error, self.colour_err).as_bytes());
+        error.code.exit_status()
+    }
+
+    /// `text` in a colour, if standard output shows colours.
+    pub(crate) fn paint(&self, paint: Paint, text: &str) -> String {
+        painted(self.colour, paint, text)
+    }
+
+    /// Prints rows in columns, the first row being the heads.
+    pub(crate) fn table(&self, heads: &[&str], rows: &[Vec<String>]) {
+        let width = |column: usize| {
+            let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+            cells.chain([heads[column].chars().count()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+        let head: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
+        self.line(self.paint(Paint::Dim, &columns(&head, &widths)));
+        for row in rows {
+            self.line(columns(row, &widths));
+        }
+    }
+}
+
+fn columns(cells: &[String], widths: &[usize]) -> String {
+    let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+    padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+}
+
+fn painted(colour: bool, paint: Paint, text: &str) -> String {
+    let code = match paint {
+        Paint::Red => 31,
+        Paint::Green => 32,
+        Paint::Yellow => 33,
+        Paint::Cyan => 36,
+        Paint::Bold => 1,
+        Paint::Dim => 2,
+    };
+    if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+/// An error as people read it.
+fn render_error(error: &ErrorBody, colour: bool) -> String {
+    let mut out = format!("{} {}\n", painted(colour, Paint::Red, "error:"), clean(error.message.as_bytes()));
+    for cause in &error.causes {
+        out += &format!("{} {}\n", painted(colour, Paint::Yellow, "caused by:"), clean(cause.as_bytes()));
+    }
+    if let Some(hint) = &error.hint {
+        out += &format!("{} {}\n", painted(colour, Paint::Cyan, "hint:"), clean(hint.as_bytes()));
+    }
+    out
+}
+
+/// Text that a terminal may be shown: escape sequences are taken out, other control characters but line ends and tabs are
+/// escaped, and bytes that are not UTF-8 replaced.
+pub(crate) fn clean(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\n' | '\t' => out.push(c),
+            '\r' => {}
+            '\x1b' => {
+                if chars.next_if_eq(&'[').is_some() {
+                    while chars.next_if(|c| !('\x40'..='\x7e').contains(c)).is_some() {}
+                    chars.next();
+                }
+            }
+            c if c.is_control() => out.extend(c.escape_default()),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::error::Code;
+
+    use super::*;
+
+    #[test]
+    fn an_error_shows_its_causes_and_its_hint() {
+        let error = ErrorBody {
+            code: Code::NotFound,
+            message: "no ref `x` in `/r`".into(),
+            causes: vec!["git: fatal".into(), "exit 128".into()],
+            hint: Some("list them with git branch -a".into()),
+        };
+        let want = "error: no ref `x` in `/r`\ncaused by: git: fatal\ncaused by: exit 128\nhint: list them with git branch -a\n";
+        assert_eq!(render_error(&error, false), want);
+        assert!(render_error(&error, true).starts_with("\x1b[31merror:\x1b[0m "));
+    }
+
+    #[test]
+    fn what_a_command_wrote_cannot_drive_the_terminal() {
+        assert_eq!(clean(b"\x1b[31mred\x1b[0m\r\n\x07\xff\tok"), "red\n\\u{7}\u{fffd}\tok");
+        assert_eq!(clean(b"\x1b]0;title\x07x"), "]0;title\\u{7}x");
+        assert_eq!(clean(b"\x1b[9999"), "");
+    }
+}

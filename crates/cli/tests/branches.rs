@@ -1,0 +1,184 @@
+//! Branches, execs and the audit, end to end.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use common::{Tendon, can_run};
+use testkit::GitRepo;
+
+fn with_branch() -> (Tendon, GitRepo) {
+    let (tendon, repo) = (Tendon::new(), GitRepo::new());
+    repo.file("a.txt", "one\n").file("dir/b.txt", "b\n").file(".gitignore", "target\n").commit("first");
+    tendon.text(&["branch", "create", "--repo", repo.path().to_str().unwrap(), "--name", "fix"]);
+    (tendon, repo)
+}
+
+#[test]
+fn edits_are_seen_compared_and_taken_out() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = with_branch();
+    tendon.run_with(&["branch", "write", "fix", "a.txt"], b"two\n").expect(0);
+    tendon.run_with(&["branch", "write", "fix", "new/run.sh", "--executable"], b"#!/bin/sh\n\xff").expect(0);
+    tendon.text(&["branch", "rm", "fix", "dir/b.txt"]);
+    assert_eq!(tendon.run(&["branch", "read", "fix", "new/run.sh"]).bytes, b"#!/bin/sh\n\xff");
+    assert!(tendon.text(&["branch", "ls", "fix"]).contains("a.txt"));
+    assert!(tendon.text(&["branch", "ls", "fix", "new"]).contains("0755"));
+    let status = tendon.text(&["branch", "diff", "fix", "--name-status"]);
+    assert_eq!(status, "M\ta.txt\nD\tdir/b.txt\nA\tnew/run.sh");
+    assert!(tendon.text(&["branch", "diff", "fix"]).contains("-one\n+two"));
+    let file = tendon.dir.path().join("fix.patch");
+    tendon.text(&["branch", "export", "fix", "--patch", file.to_str().unwrap()]);
+    repo.git(&["apply", "--check", file.to_str().unwrap()]);
+    let git = repo.path().to_str().unwrap();
+    let commit = tendon.text(&["branch", "export", "fix", "--git", git, "agent/fix", "--message", "The fix"]);
+    assert_eq!(repo.git(&["rev-parse", "agent/fix"]), commit);
+    assert_eq!(repo.git(&["show", "agent/fix:a.txt"]), "two");
+    assert_eq!(repo.git(&["log", "-1", "--format=%s", "agent/fix"]), "The fix");
+    assert_eq!(repo.git(&["status", "--porcelain"]), "");
+    let tar = tendon.run(&["branch", "export", "fix", "--tar", "-"]);
+    tar.expect(0);
+    assert!(tar.stdout.contains("new/run.sh"));
+}
+
+#[test]
+fn an_exec_has_its_streams_and_its_status() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let ran = tendon
+        .run_with(&["branch", "exec", "fix", "--", "sh", "-c", "cat; echo err >&2; exit 7"], b"in\0\xff");
+    ran.expect(7);
+    assert_eq!((&ran.bytes[..], ran.stderr.as_str()), (&b"in\0\xff"[..], "err\n"));
+    tendon.text(&[
+        "branch",
+        "exec",
+        "fix",
+        "--",
+        "sh",
+        "-c",
+        "echo two > a.txt; mkdir -p target; echo x > target/x",
+    ]);
+    assert_eq!(tendon.text(&["branch", "read", "fix", "a.txt"]), "two");
+    assert_eq!(
+        tendon.text(&[
+            "branch",
+            "exec",
+            "fix",
+            "--cwd",
+            "dir",
+            "--env",
+            "A=b c",
+            "--",
+            "sh",
+            "-c",
+            "pwd; echo $A"
+        ]),
+        "/work/dir\nb c"
+    );
+    tendon.run(&["branch", "exec", "fix", "--", "no-such-program"]).expect(2).says("no-such-program");
+    tendon
+        .run(&["branch", "exec", "fix", "--timeout", "1s", "--", "sleep", "60"])
+        .expect(124)
+        .says("timed out");
+    let log = tendon.text(&["audit", "log", "--branch", "fix"]);
+    assert!(log.contains("exec:ex-") && log.contains("a.txt"), "{log}");
+}
+
+#[test]
+fn much_input_and_much_output_do_not_block_each_other() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let input = vec![b'x'; 8 << 20];
+    let ran = tendon.run_with(&["branch", "exec", "fix", "--", "cat"], &input);
+    ran.expect(0);
+    assert_eq!(ran.bytes.len(), input.len());
+    // A command that never reads its input ends all the same.
+    let mut child = tendon.start(&["branch", "exec", "fix", "--", "true"]);
+    let mut stdin = child.stdin.take().unwrap();
+    let writer = std::thread::spawn(move || {
+        use std::io::Write as _;
+        // The pipe breaks when the command has ended.
+        let _ = stdin.write_all(&input);
+    });
+    common::Ran::new(child.wait_with_output().unwrap(), &["branch", "exec"]).expect(0);
+    writer.join().unwrap();
+}
+
+#[test]
+fn forks_stand_alone_and_the_past_can_be_had_again() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    tendon.run_with(&["branch", "write", "fix", "a.txt"], b"two\n").expect(0);
+    let seq = tendon.json(0, &["branch", "show", "fix"])["branch"]["audit_seq"].to_string();
+    tendon.text(&["branch", "fork", "fix", "--name", "other"]);
+    tendon.run_with(&["branch", "write", "fix", "a.txt"], b"three\n").expect(0);
+    assert_eq!(tendon.text(&["branch", "read", "other", "a.txt"]), "two");
+    tendon.text(&["branch", "at", &seq, "--branch", "fix", "--name", "past"]);
+    assert_eq!(tendon.text(&["branch", "read", "past", "a.txt"]), "two");
+    assert_eq!(tendon.text(&["branch", "read", "fix", "a.txt"]), "three");
+    tendon.text(&["branch", "drop", "other"]);
+    tendon.run(&["branch", "show", "other"]).expect(2).says("other");
+    tendon.run(&["branch", "create", "--base", "base-0000000000000000"]).expect(2);
+    tendon.run(&["branch", "at", "99999"]).expect(2).says("99999");
+}
+
+#[test]
+fn a_branch_in_use_is_forked_and_not_dropped() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let script = "echo started > flag; n=0; while true; do n=$((n+1)); echo $n > count; sleep 0.05; done";
+    let mut child = tendon.start(&["branch", "exec", "fix", "--", "sh", "-c", script]);
+    testkit::wait_until("the command writes", std::time::Duration::from_secs(60), || {
+        tendon.run(&["branch", "read", "fix", "count"]).status == 0
+    });
+    tendon.run(&["branch", "drop", "fix"]).expect(2).says("something runs on branch");
+    let forked = tendon.run(&["branch", "fork", "fix", "--name", "live"]);
+    if forked.status == 0 {
+        let count = tendon.text(&["branch", "read", "live", "count"]);
+        assert!(count.parse::<u32>().is_ok(), "{count}");
+    } else {
+        forked.expect(3).says("freeze");
+    }
+    common::signal(&child, "INT");
+    child.wait().unwrap();
+}
+
+#[test]
+fn the_audit_answers_questions_and_takes_no_orders() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    tendon.run_with(&["branch", "write", "fix", "a.txt"], b"two\n").expect(0);
+    let reply =
+        tendon.json(0, &["audit", "sql", "select path, op from audit where cast(path as text) = 'a.txt'"]);
+    assert_eq!(reply["rows"][0][0], "a.txt", "{reply}");
+    tendon.run(&["audit", "sql", "delete from audit"]).expect(3);
+    tendon.run(&["audit", "sql", "nonsense"]).expect(2);
+    assert!(tendon.text(&["audit", "verify"]).starts_with("intact:"));
+}
+
+#[test]
+fn paths_stay_in_the_branch() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    for path in ["../x", "/etc/passwd", "a/../../x"] {
+        tendon.run(&["branch", "read", "fix", path]).expect(2);
+        tendon.run_with(&["branch", "write", "fix", path], b"x").expect(2);
+    }
+    tendon.text(&["branch", "exec", "fix", "--", "ln", "-s", "/etc/passwd", "link"]);
+    let ran = tendon.run(&["branch", "read", "fix", "link"]);
+    assert_ne!(ran.status, 0, "{}", ran.stdout);
+}

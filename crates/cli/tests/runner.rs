@@ -1,0 +1,185 @@
+//! The runner's life: started by need, alone on its state directory, ended by a signal, a client or idleness.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use common::{Ran, Tendon, can_run};
+use testkit::process::command;
+use testkit::{binary, wait_until};
+
+#[test]
+fn a_second_runner_is_refused_and_told_by_whom() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    let status = tendon.json(4, &["runner", "status"]);
+    assert_eq!(status["error"]["code"], "host_broken");
+    tendon.text(&["base", "list"]);
+    let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
+    let second = || {
+        let mut second = command("timeout");
+        second.args(["--signal=KILL", "30"]).arg(binary("tendond")).arg("--state-dir").arg(tendon.state());
+        second.stdin(Stdio::null());
+        second
+    };
+    let refused = Ran::new(second().output().unwrap(), &["tendond"]);
+    refused
+        .expect(4)
+        .says("error: the state directory")
+        .says(&format!("pid {pid}"))
+        .says("hint: stop that runner");
+    let refused = Ran::new(second().arg("--private").output().unwrap(), &["tendond", "--private"]);
+    refused.expect(4);
+    assert!(refused.stdout.contains("\"code\":\"state_busy\""), "{}", refused.stdout);
+    assert_eq!(
+        tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string(),
+        pid,
+        "the first one lives on"
+    );
+}
+
+#[test]
+fn many_clients_at_once_share_one_runner() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    let children: Vec<_> = (0..8).map(|_| tendon.start(&["base", "list"])).collect();
+    for child in children {
+        Ran::new(child.wait_with_output().unwrap(), &["base", "list"]).expect(0);
+    }
+}
+
+#[test]
+fn stop_ends_it_and_the_next_call_starts_another() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    tendon.text(&["base", "list"]);
+    let first = tendon.json(0, &["runner", "status"])["runner"]["pid"].clone();
+    tendon.text(&["runner", "stop"]);
+    tendon.run(&["runner", "status"]).expect(4);
+    tendon.text(&["base", "list"]);
+    assert_ne!(tendon.json(0, &["runner", "status"])["runner"]["pid"], first);
+}
+
+#[test]
+fn a_private_runner_ends_when_nobody_needs_it() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    tendon.text(&["base", "list"]);
+    let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
+    let lives = || std::path::Path::new("/proc").join(&pid).join("exe").exists();
+    assert!(lives());
+    wait_until("the runner ends by itself", Duration::from_secs(30), || !lives());
+    assert!(!tendon.state().join("run/tendond.sock").exists());
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_is_refused() {
+    let tendon = Tendon::new();
+    std::fs::write(tendon.state(), "a file").unwrap();
+    let ran = tendon.run(&["base", "list"]);
+    ran.expect(4).says("error:").says("state");
+}
+
+#[test]
+fn configuration_has_layers_and_typos_are_named() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    let file = tendon.dir.path().join("config/tendon/config.toml");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, "[runner]\nwarm_hand_max = 3").unwrap();
+    tendon
+        .run(&["config", "list"])
+        .expect(2)
+        .says("unknown key `runner.warm_hand_max`")
+        .says("did you mean `runner.warm_hands_max`?");
+    std::fs::write(&file, "[runner]\nwarm_hands_max = 3\nengine = \"auto\"").unwrap();
+    let mut list = tendon.command(&["config", "list", "--json"]);
+    list.env("TENDON_RUNNER_ENGINE", "copy");
+    let ran = Ran::new(list.output().unwrap(), &["config", "list"]);
+    ran.expect(0);
+    let reply: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let of = |key: &str| {
+        let value = reply["values"].as_array().unwrap().iter().find(|value| value["key"] == key).unwrap();
+        (value["value"].to_string(), value["origin"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(of("runner.warm_hands_max"), ("3".into(), file.to_str().unwrap().to_owned()));
+    assert_eq!(of("runner.engine"), ("\"copy\"".into(), "environment TENDON_RUNNER_ENGINE".into()));
+    assert_eq!(of("runner.warm_idle_ms_max").1, "built-in");
+}
+
+#[test]
+fn doctor_tells_what_the_host_can_do() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    let reply = tendon.json(0, &["doctor"]);
+    let checks = reply["checks"].as_array().unwrap();
+    let sandbox = checks.iter().find(|check| check["name"] == "tier sandbox").unwrap();
+    assert_eq!(sandbox["state"], "works", "{reply}");
+    assert!(tendon.text(&["doctor"]).contains("tier sandbox"));
+}
+
+/// Starts a verify of a command that runs for ever; returns when it runs.
+fn verify_for_ever(tendon: &Tendon, repo: &testkit::GitRepo, seconds: &str) -> std::process::Child {
+    repo.file("a", "a").commit("first");
+    tendon.text(&["base", "list"]);
+    let command = format!("sleep {seconds}");
+    let child =
+        tendon.start(&["verify", "--repo", repo.path().to_str().unwrap(), "--check", &command, "--json"]);
+    wait_until("the command runs", Duration::from_secs(60), || runs(&command));
+    child
+}
+
+fn runs(line: &str) -> bool {
+    command("pgrep").args(["-f", &format!("^{line}")]).output().unwrap().status.success()
+}
+
+#[test]
+fn a_runner_that_is_told_to_end_cancels_and_reports() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), testkit::GitRepo::new());
+    let child = verify_for_ever(&tendon, &repo, "4331");
+    let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
+    testkit::process::run(command("kill").args(["-TERM", &pid]));
+    let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);
+    ran.expect(130);
+    let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(report["cancelled"], true);
+    assert!(!runs("sleep 4331"));
+    wait_until("the runner is gone", Duration::from_secs(20), || {
+        !std::path::Path::new("/proc").join(&pid).exists()
+    });
+    assert_eq!(tendon.json(0, &["branch", "list"])["branches"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_killed_runner_leaves_nothing_running_and_the_next_one_tidies_up() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), testkit::GitRepo::new());
+    let child = verify_for_ever(&tendon, &repo, "4332");
+    let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
+    testkit::process::run(command("kill").args(["-KILL", &pid]));
+    let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);
+    ran.expect(4).says("the runner ended the connection");
+    wait_until("the command is gone", Duration::from_secs(20), || !runs("sleep 4332"));
+    assert_eq!(tendon.json(0, &["branch", "list"])["branches"].as_array().unwrap().len(), 0);
+    assert_eq!(tendon.json(0, &["audit", "verify"])["intact"], true);
+}

@@ -1,0 +1,277 @@
+//! `tendon verify`, end to end.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use common::{Ran, Tendon, can_run, signal};
+use serde_json::Value;
+use testkit::GitRepo;
+
+fn project() -> GitRepo {
+    let repo = GitRepo::new();
+    repo.file("check.sh", "test \"$(cat answer)\" = 42\n")
+        .file("answer", "42\n")
+        .file(".gitignore", "ignored\n");
+    repo.commit("first");
+    repo
+}
+
+fn path(repo: &GitRepo) -> &str {
+    repo.path().to_str().unwrap()
+}
+
+fn outcomes(report: &Value) -> Vec<String> {
+    let commands = report["commands"].as_array().unwrap();
+    let how = |command: &Value| match command["outcome"]["code"].as_i64() {
+        None => command["outcome"]["how"].as_str().unwrap().to_owned(),
+        Some(code) => format!("exited {code}"),
+    };
+    commands.iter().map(how).collect()
+}
+
+fn changed(report: &Value) -> Vec<String> {
+    let paths = report["changed"]["paths"].as_array().unwrap();
+    paths.iter().map(|change| format!("{} {}", change["status"].as_str().unwrap(), change["path"])).collect()
+}
+
+#[test]
+fn a_passing_check_passes_and_the_source_is_untouched() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let report = tendon.json(
+        0,
+        &[
+            "verify",
+            "--repo",
+            path(&repo),
+            "--check",
+            "sh check.sh",
+            "--check",
+            "sh -c 'echo 43 > answer; echo new > made; echo x > ignored'",
+        ],
+    );
+    assert_eq!(report["version"], 1);
+    assert_eq!(
+        (&report["passed"], &report["cancelled"], &report["branch_kept"]),
+        (&true.into(), &false.into(), &false.into())
+    );
+    assert_eq!(outcomes(&report), ["exited 0", "exited 0"]);
+    assert_eq!(changed(&report), ["M \"answer\"", "A \"made\""]);
+    assert_eq!(report["changed"]["other_total"], 1);
+    assert_eq!(report["confinement"]["tier"], "sandbox");
+    assert_ne!(report["tree_before"], report["tree_after"]);
+    assert_eq!(repo.git(&["status", "--porcelain", "--ignored"]), "");
+    assert_eq!(tendon.json(0, &["branch", "list"])["branches"], Value::Array(vec![]));
+    assert_eq!(tendon.json(0, &["audit", "verify"])["intact"], true);
+}
+
+#[test]
+fn a_failing_check_fails_and_shows_why() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    repo.file("answer", "41\n");
+    let ran = tendon.run(&[
+        "verify",
+        "--repo",
+        path(&repo),
+        "--check",
+        "sh -c 'echo so wrong >&2; sh check.sh'",
+        "--check",
+        "true",
+    ]);
+    ran.expect(1);
+    for text in ["✗ sh -c", "exit status 1", "so wrong", "– true", "skipped", "failed in", "log "] {
+        assert!(ran.stdout.contains(text), "no `{text}` in\n{}", ran.stdout);
+    }
+    let report = tendon.json(
+        1,
+        &["verify", "--repo", path(&repo), "--check", "sh check.sh", "--check", "true", "--keep-going"],
+    );
+    assert_eq!(outcomes(&report), ["exited 1", "exited 0"]);
+    let report = tendon
+        .json(1, &["verify", "--repo", path(&repo), "--setup", "false", "--check", "true", "--keep-going"]);
+    assert_eq!(outcomes(&report), ["exited 1", "skipped"]);
+    let report =
+        tendon.json(0, &["verify", "--repo", path(&repo), "--ref", "main", "--check", "sh check.sh"]);
+    assert_eq!(report["git_head"], repo.git(&["rev-parse", "main"]));
+}
+
+#[test]
+fn each_source_and_the_spec() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    repo.file("ignored", "x");
+    let has = |file: &str| format!("test -e {file}");
+    tendon.run(&["verify", "--repo", path(&repo), "--check", &has("ignored")]).expect(1);
+    tendon.run(&["verify", "--repo", path(&repo), "--include-ignored", "--check", &has("ignored")]).expect(0);
+    tendon.run(&["verify", "--files", path(&repo), "--check", &has("ignored")]).expect(0);
+    repo.file("uncommitted", "x");
+    tendon.run(&["verify", "--repo", path(&repo), "--check", &has("uncommitted")]).expect(0);
+    tendon.run(&["verify", "--repo", path(&repo), "--ref", "HEAD", "--check", &has("uncommitted")]).expect(1);
+    let spec = repo.path().join("verify.toml");
+    std::fs::write(&spec, "setup = [\"touch made\"]\nchecks = [\"test -e made\", [\"sh\", \"-c\", \"test $A = 1\"]]\nenv = { A = \"1\" }").unwrap();
+    tendon.run(&["verify", "--spec", spec.to_str().unwrap()]).expect(0);
+    std::fs::write(
+        &spec,
+        "checks = [\"sh run.sh\"]\nsource = { files = { \"run.sh\" = \"test -e run.sh\" } }",
+    )
+    .unwrap();
+    tendon.run(&["verify", "--spec", spec.to_str().unwrap()]).expect(0);
+}
+
+#[test]
+fn a_branch_is_verified_without_being_changed() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    tendon.text(&["branch", "create", "--repo", path(&repo), "--name", "fix"]);
+    tendon.run_with(&["branch", "write", "fix", "answer"], b"41\n").expect(0);
+    tendon.run(&["verify", "--branch", "fix", "--check", "sh check.sh"]).expect(1);
+    let report = tendon.json(
+        0,
+        &["verify", "--branch", "fix", "--check", "sh -c 'echo 42 > answer; sh check.sh'", "--keep-branch"],
+    );
+    assert_eq!(tendon.text(&["branch", "read", "fix", "answer"]), "41");
+    let kept = report["branch"].as_str().unwrap();
+    assert_eq!(tendon.text(&["branch", "read", kept, "answer"]), "42");
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let plain = tendon.dir.path().join("plain");
+    std::fs::create_dir(&plain).unwrap();
+    let verify = |args: &[&str]| tendon.run(&[&["verify", "--check", "true"], args].concat());
+    verify(&["--repo", path(&repo), "--ref", "nosuch"]).expect(2).says("nosuch");
+    verify(&["--repo", plain.to_str().unwrap(), "--ref", "main"]).expect(2).says("plain");
+    verify(&["--branch", "nosuch"]).expect(2).says("nosuch");
+    let report = tendon.json(1, &["verify", "--repo", path(&repo), "--check", "no-such-program --x"]);
+    assert_eq!(outcomes(&report), ["not_started"]);
+    assert!(
+        report["commands"][0]["outcome"]["reason"].as_str().unwrap().contains("no-such-program"),
+        "{report}"
+    );
+}
+
+#[test]
+fn odd_names_and_binary_output_survive() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let odd = [&b"new\nline"[..], b"\xff\xfe", b" ", b"-rf", "grüße".as_bytes()];
+    for name in odd {
+        std::fs::write(repo.path().join(Path::new(std::ffi::OsStr::from_bytes(name))), "x").unwrap();
+    }
+    std::os::unix::fs::symlink("loop", repo.path().join("loop")).unwrap();
+    let count = "sh -c 'test $(ls -A | tr -cd \"\\n\" | wc -c) = 11 && for f in *; do rm -- \"$f\"; done; printf \"\\\\000\\\\377\"'";
+    let report = tendon.json(0, &["verify", "--repo", path(&repo), "--check", count]);
+    assert_eq!(report["commands"][0]["stdout"]["tail"]["base64"], "AP8=", "{report}");
+    assert_eq!(report["changed"]["tree_total"], 8, "{report}");
+}
+
+#[test]
+fn a_flood_of_output_is_bounded() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let report = tendon
+        .json(0, &["verify", "--repo", path(&repo), "--check", "sh -c 'yes | head -c 100000000; echo end'"]);
+    let stdout = &report["commands"][0]["stdout"];
+    assert_eq!((&stdout["bytes_total"], &stdout["truncated"]), (&100_000_004.into(), &true.into()));
+    assert!(stdout["tail"].as_str().unwrap().ends_with("y\nend\n"));
+    let log = std::fs::metadata(stdout["log"].as_str().unwrap()).unwrap();
+    assert_eq!(log.len(), 64 << 20);
+}
+
+#[test]
+fn a_command_that_runs_too_long_is_killed_with_all_it_started() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let report = tendon.json(
+        1,
+        &[
+            "verify",
+            "--repo",
+            path(&repo),
+            "--timeout",
+            "2s",
+            "--check",
+            "sh -c 'setsid sleep 4321 & sleep 4321'",
+        ],
+    );
+    assert_eq!(outcomes(&report), ["timed_out"]);
+    let left = testkit::process::command("pgrep").args(["-f", "sleep 4321"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+}
+
+#[test]
+fn the_first_interrupt_cancels_and_still_reports() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    tendon.text(&["base", "list"]);
+    let args = [
+        "verify",
+        "--repo",
+        path(&repo),
+        "--json",
+        "--check",
+        "true",
+        "--check",
+        "sleep 4322",
+        "--check",
+        "true",
+    ];
+    let child = tendon.start(&args);
+    testkit::wait_until("the command runs", std::time::Duration::from_secs(60), || {
+        testkit::process::command("pgrep").args(["-f", "^sleep 4322"]).output().unwrap().status.success()
+    });
+    signal(&child, "INT");
+    let ran = Ran::new(child.wait_with_output().unwrap(), &args);
+    ran.expect(130);
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((&report["cancelled"], &report["passed"]), (&true.into(), &false.into()));
+    assert_eq!(outcomes(&report), ["exited 0", "cancelled", "skipped"]);
+    assert_eq!(tendon.json(0, &["branch", "list"])["branches"], Value::Array(vec![]));
+}
+
+#[test]
+fn a_client_that_vanishes_leaves_nothing() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    tendon.text(&["base", "list"]);
+    let mut child = tendon.start(&["verify", "--repo", path(&repo), "--check", "sleep 4323"]);
+    let runs =
+        || testkit::process::command("pgrep").args(["-f", "^sleep 4323"]).output().unwrap().status.success();
+    testkit::wait_until("the command runs", std::time::Duration::from_secs(60), runs);
+    // `timeout` and `tendon` are one group's parent and child: both go.
+    let client = testkit::process::command("pgrep").args(["-P", &child.id().to_string()]).output().unwrap();
+    let client = String::from_utf8(client.stdout).unwrap();
+    testkit::process::run(testkit::process::command("kill").args(["-KILL", client.trim()]));
+    child.wait().unwrap();
+    testkit::wait_until("the command is gone", std::time::Duration::from_secs(20), || !runs());
+    testkit::wait_until("the branch is gone", std::time::Duration::from_secs(20), || {
+        tendon.json(0, &["branch", "list"])["branches"] == Value::Array(vec![])
+    });
+}

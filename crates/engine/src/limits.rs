@@ -1,0 +1,30 @@
+//! The named bounds of this crate.
+
+use std::time::Duration;
+
+/// Bytes of one output stream of one command that are kept in its log file.
+pub const LOG_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// Bytes at the end of an output stream that the report holds.
+pub const TAIL_BYTES_MAX: usize = 8 * 1024;
+/// Runs whose logs are kept.
+pub const LOGS_KEPT_MAX: usize = 200;
+/// Changed paths that a report lists.
+pub const PATHS_MAX: usize = 1000;
+/// Commands of one verify.
+pub const COMMANDS_MAX: usize = 1000;
+/// Verifies and execs that run at one time.
+pub const RUNNING_MAX: usize = 256;
+/// How often the bytes that a branch added are compared with their limit.
+pub const DISK_WATCH_EVERY: Duration = Duration::from_secs(1);
+/// How often a branch is captured while background processes of an exec live.
+pub const CAPTURE_EVERY: Duration = Duration::from_secs(2);
+/// Events that wait for a caller who reads slowly; then the command's output waits.
+pub const EVENTS_MAX: usize = 64;
+/// How long a branch that nobody uses stays mounted.
+pub const MOUNT_IDLE_MAX: Duration = Duration::from_secs(60);
+/// Signals and the like that wait for an exec.
+pub const CONTROLS_MAX: usize = 16;
+/// How long a command that was cancelled may take to end before its hand is ended.
+pub const CANCEL_GRACE: Duration = Duration::from_secs(5);
+/// The largest configuration file.
+pub const CONFIG_BYTES_MAX: u64 = 1024 * 1024;

@@ -1,0 +1,188 @@
+//! One command in a hand, from its start to its end: output passed on and logged, input passed in, cancelled when the
+//! caller asks or is gone, and ended when the branch outgrows its limit.
+
+use std::future::pending;
+
+use hands::{ExecEvent, ExecSpec, ExecStdin, Hand};
+use proto::http::ExecControl;
+use proto::ids::{BranchId, ExecId};
+use proto::path::JsonBytes;
+use proto::verify::Outcome;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::limits::{CANCEL_GRACE, DISK_WATCH_EVERY};
+use crate::logs::StreamLog;
+use crate::runner::Runner;
+
+/// A command to run.
+pub(crate) struct Call<'a> {
+    pub(crate) runner: &'a Runner,
+    pub(crate) branch: &'a BranchId,
+    pub(crate) hand: &'a Hand,
+    pub(crate) exec: &'a ExecId,
+    pub(crate) spec: ExecSpec,
+    pub(crate) cancel: &'a CancellationToken,
+    /// The branch may not be larger than this.
+    pub(crate) disk_bytes_end: u64,
+    /// The command's standard input.
+    pub(crate) stdin: Option<mpsc::Receiver<Vec<u8>>>,
+    /// What else the caller wants of it.
+    pub(crate) control: Option<mpsc::Receiver<ExecControl>>,
+}
+
+/// Where a command's output goes.
+pub(crate) struct Outlet<E> {
+    pub(crate) events: mpsc::Sender<E>,
+    pub(crate) event: Box<dyn Fn(u8, JsonBytes) -> E + Send + Sync>,
+    /// Standard output and standard error.
+    pub(crate) logs: Option<[StreamLog; 2]>,
+}
+
+/// How a command ended.
+pub(crate) struct Ended {
+    pub(crate) outcome: Outcome,
+    pub(crate) wall_ms: u64,
+    pub(crate) cpu_ms: u64,
+    pub(crate) memory_bytes_peak: Option<u64>,
+    pub(crate) lingering: bool,
+}
+
+/// Runs it.
+pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> Ended {
+    let started = Instant::now();
+    call.hand.memory_peak_reset();
+    let spec = std::mem::take(&mut call.spec);
+    let (outcome, reported) = match call.hand.exec(call.exec.clone(), spec).await {
+        Ok(exec) => follow(&mut call, exec, outlet).await,
+        Err(error) => (Outcome::NotStarted { reason: chain(&error) }, None),
+    };
+    let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let (cpu_ms, wall_ms, lingering, rss) = reported.unwrap_or((0, wall_ms, false, 0));
+    // Without a control group the largest process stands for all.
+    let memory_bytes_peak = call.hand.memory_peak().or((rss > 0).then_some(rss));
+    Ended { outcome, wall_ms, cpu_ms, memory_bytes_peak, lingering }
+}
+
+/// CPU time, wall time, whether processes live on, and the largest resident set.
+type Reported = Option<(u64, u64, bool, u64)>;
+
+async fn follow<E: Send>(
+    call: &mut Call<'_>,
+    mut exec: hands::Exec,
+    outlet: &mut Outlet<E>,
+) -> (Outcome, Reported) {
+    let mut watch = interval(DISK_WATCH_EVERY);
+    watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Beside the output: a command that writes before it has read all must not wait for itself.
+    let feed = feed(exec.take_stdin(), call.stdin.take());
+    tokio::pin!(feed);
+    let mut fed = false;
+    // Why the command is being ended, and when its hand is.
+    let mut stop: Option<(Outcome, Instant)> = None;
+    loop {
+        let stopping = stop.is_some();
+        tokio::select! {
+            event = exec.next_event() => match event {
+                Some(ExecEvent::Output { fd, bytes }) => outlet.put(fd, &bytes, call.cancel).await,
+                Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max }) => {
+                    let outcome = stop.map_or(outcome, |(why, _)| why);
+                    return (outcome, Some((cpu_ms, wall_ms, lingering, rss_bytes_max)));
+                }
+                None => {
+                    let reason = call.hand.lost().unwrap_or_else(|| "the channel to it ended".into());
+                    return (stop.map_or(Outcome::HandLost { reason }, |(why, _)| why), None);
+                }
+            },
+            () = gone(call.cancel, &outlet.events), if !stopping => {
+                stop = Some((Outcome::Cancelled, Instant::now() + CANCEL_GRACE));
+                let _ = exec.cancel().await;
+            }
+            () = end_of(&stop), if stopping => {
+                call.hand.stop().await;
+                return (stop.map_or(Outcome::Cancelled, |(why, _)| why), None);
+            }
+            _ = watch.tick(), if !stopping => {
+                if outgrown(call).await {
+                    stop = Some((Outcome::LimitExceeded { limit: "disk".into() }, Instant::now() + CANCEL_GRACE));
+                    let _ = exec.cancel().await;
+                }
+            }
+            () = &mut feed, if !fed => fed = true,
+            control = next(&mut call.control) => match control {
+                // If it is over, or the hand is lost, that comes as an event.
+                Some(ExecControl::Signal { signal }) => drop(exec.signal(signal).await),
+                Some(ExecControl::Resize { size }) => {
+                    drop(exec.resize(hands::Size { rows: size.rows, cols: size.cols }).await);
+                }
+                Some(ExecControl::Cancel {}) => call.cancel.cancel(),
+                None => call.control = None,
+            },
+        }
+    }
+}
+
+/// Passes standard input on until it ends, or the command takes no more.
+async fn feed(sink: Option<ExecStdin>, stdin: Option<mpsc::Receiver<Vec<u8>>>) {
+    let (Some(sink), Some(mut stdin)) = (sink, stdin) else { return };
+    while let Some(bytes) = stdin.recv().await {
+        if !sink.write(bytes.into()).await {
+            return;
+        }
+    }
+}
+
+/// Ends when the caller cancelled or nobody listens any more.
+async fn gone<E>(cancel: &CancellationToken, events: &mpsc::Sender<E>) {
+    tokio::select! {
+        () = cancel.cancelled() => {}
+        () = events.closed() => {}
+    }
+}
+
+async fn end_of(stop: &Option<(Outcome, Instant)>) {
+    match stop {
+        Some((_, at)) => sleep_until(*at).await,
+        None => pending().await,
+    }
+}
+
+async fn next(control: &mut Option<mpsc::Receiver<ExecControl>>) -> Option<ExecControl> {
+    match control {
+        Some(control) => control.recv().await,
+        None => pending().await,
+    }
+}
+
+/// Whether the branch is larger than it may be. If it can't be measured the command goes on: the next tick tries again.
+async fn outgrown(call: &Call<'_>) -> bool {
+    let branch = call.branch.clone();
+    match call.runner.with_store(move |store| store.branch_disk_bytes(&branch)).await {
+        Ok(bytes) => bytes > call.disk_bytes_end,
+        Err(error) => {
+            tracing::warn!(branch = %call.branch, %error, "the size of a branch can't be measured");
+            false
+        }
+    }
+}
+
+impl<E: Send> Outlet<E> {
+    /// Logs and passes on; waits for a slow caller, but not for one who cancelled.
+    async fn put(&mut self, fd: u8, bytes: &[u8], cancel: &CancellationToken) {
+        if let Some(log) = self.logs.as_mut().and_then(|logs| logs.get_mut(usize::from(fd == 2))) {
+            log.add(bytes);
+        }
+        let event = (self.event)(fd, JsonBytes::new(bytes));
+        tokio::select! {
+            _ = self.events.send(event) => {}
+            () = cancel.cancelled() => {}
+        }
+    }
+}
+
+/// An error with its sources in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let parts = std::iter::successors(Some(error), |error| error.source());
+    parts.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,287 @@
+//! The runner: one state directory, its branches and its hands.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::panic::resume_unwind;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hands::{Hand, Hands};
+use proto::api::BranchInfo;
+use proto::error::{Code, Coded};
+use proto::http::ExecControl;
+use proto::ids::{BranchId, ExecId, VerifyId};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use vfs::{Actor, ForkBusy, Root, Store};
+
+use crate::below::Below;
+use crate::config::Settings;
+use crate::limits::RUNNING_MAX;
+use crate::warm::WarmHands;
+
+/// How long draining waits for what was cancelled.
+const DRAIN_MAX: Duration = Duration::from_secs(20);
+
+/// How a runner is opened.
+pub struct RunnerOptions {
+    /// The state directory.
+    pub state_dir: PathBuf,
+    /// The configuration in force.
+    pub settings: Settings,
+    /// The in-sandbox agent's binary.
+    pub hand_binary: PathBuf,
+    /// A command that calls [`hands::warden::run`]; without one, a killed runner leaves its control groups to the next.
+    pub warden: Option<Vec<OsString>>,
+}
+
+/// A runner. Cheap to clone; the state directory is released when the last clone is gone.
+#[derive(Clone)]
+pub struct Runner {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) store: Store,
+    pub(crate) hands: Hands,
+    pub(crate) settings: Settings,
+    pub(crate) warm: WarmHands,
+    verifies: Mutex<HashMap<VerifyId, CancellationToken>>,
+    pub(crate) execs: Mutex<HashMap<ExecId, mpsc::Sender<ExecControl>>>,
+    /// Cancelled when the runner drains; every run's token is its child.
+    pub(crate) stopping: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// Runs work that blocks on the pool for it, and hands its panic on.
+pub struct Blocking;
+
+impl Blocking {
+    /// Runs `work`.
+    pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+        match tokio::task::spawn_blocking(work).await {
+            Ok(value) => value,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                // Only a runtime that is shut down cancels blocking work, and then nobody waits for this.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+}
+
+impl Runner {
+    /// Opens the state directory and finds out what hands this host can have. Blocks for as long as recovery takes.
+    pub async fn open(options: RunnerOptions) -> Result<Self, Below> {
+        let (dir, store_options) = (options.state_dir, options.settings.store_options());
+        let store = Blocking::run(move || Store::open(&dir, store_options)).await.map_err(Below::new)?;
+        let hands =
+            Hands::new(options.settings.hands_options(options.hand_binary, store.dir(), options.warden))
+                .await
+                .map_err(Below::new)?;
+        let warm = WarmHands::new(&options.settings.runner);
+        let inner = Inner {
+            store,
+            hands,
+            settings: options.settings,
+            warm,
+            verifies: Mutex::default(),
+            execs: Mutex::default(),
+            stopping: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        };
+        let runner = Self { inner: Arc::new(inner) };
+        runner.with_store(drop_orphans).await;
+        runner.spawn(crate::warm::keep(runner.clone()));
+        Ok(runner)
+    }
+
+    /// The branch store. Its calls block.
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    /// What makes hands.
+    pub fn hands(&self) -> &Hands {
+        &self.inner.hands
+    }
+
+    /// The configuration in force.
+    pub fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// Verifies and execs that run now.
+    pub fn running(&self) -> usize {
+        self.verifies().len() + self.inner.warm.running()
+    }
+
+    /// Hands in which background processes of an exec may still be at work.
+    pub fn lingering(&self) -> usize {
+        self.inner.warm.lingering()
+    }
+
+    /// Calls the store on the pool for work that blocks.
+    pub async fn with_store<T: Send + 'static>(&self, work: impl FnOnce(&Store) -> T + Send + 'static) -> T {
+        let store = self.inner.store.clone();
+        Blocking::run(move || work(&store)).await
+    }
+
+    /// Forks a branch: at once if nothing runs on it, else from a frozen moment.
+    pub async fn fork(
+        &self,
+        branch: BranchId,
+        name: Option<String>,
+        actor: Actor,
+    ) -> Result<BranchInfo, Below> {
+        let _turn = self.inner.warm.turn(&branch).await;
+        let hand = self.inner.warm.running_hand(&branch);
+        let busy = match &hand {
+            Some(hand) => {
+                hand.freeze().await.map_err(FreezeError).map_err(Below::new)?;
+                ForkBusy::Frozen
+            }
+            None => {
+                self.inner.warm.end(self, &branch).await.map_err(Below::new)?;
+                ForkBusy::Quiet
+            }
+        };
+        let parent = branch.clone();
+        let forked =
+            self.with_store(move |store| store.fork_branch(&branch, name.as_deref(), &actor, busy)).await;
+        if let Some(hand) = hand {
+            thaw(&hand, &parent).await;
+        }
+        forked.map_err(Below::new)
+    }
+
+    /// The branch, mounted, and a mount of it for a hand. The hand must be gone before the `Root` is.
+    pub(crate) async fn root(&self, branch: &BranchId) -> Result<(Root, OwnedFd), Below> {
+        let branch = branch.clone();
+        self.with_store(move |store| {
+            let root = store.mount(&branch).map_err(Below::new)?;
+            let mount = root.mount_clone().map_err(|source| Below::new(CloneError { branch, source }))?;
+            Ok((root, mount))
+        })
+        .await
+    }
+
+    /// Drops a branch on which nothing runs.
+    pub async fn drop_branch(&self, branch: BranchId, actor: Actor) -> Result<(), Below> {
+        let _turn = self.inner.warm.turn(&branch).await;
+        self.inner.warm.end(self, &branch).await.map_err(Below::new)?;
+        self.with_store(move |store| store.drop_branch(&branch, &actor)).await.map_err(Below::new)
+    }
+
+    /// Cancels a verify; `false` if none of that id runs.
+    pub fn cancel_verify(&self, id: &VerifyId) -> bool {
+        match self.verifies().get(id) {
+            Some(token) => {
+                token.cancel();
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Cancels what runs, waits for its clean-up, and ends all hands. Nothing can be started afterwards.
+    pub async fn drain(&self) {
+        self.inner.stopping.cancel();
+        self.inner.tasks.close();
+        if tokio::time::timeout(DRAIN_MAX, self.inner.tasks.wait()).await.is_err() {
+            tracing::error!("what was cancelled did not end in time");
+        }
+        self.inner.warm.end_all(self).await;
+    }
+
+    /// Takes up a verify; `None` if too many run or the runner is ending. The guard gives the place back.
+    pub(crate) fn enter(&self, id: &VerifyId) -> Option<Entered> {
+        if self.inner.stopping.is_cancelled() || self.running() >= RUNNING_MAX {
+            return None;
+        }
+        let cancel = self.inner.stopping.child_token();
+        self.verifies().insert(id.clone(), cancel.clone());
+        Some(Entered { runner: self.clone(), id: id.clone(), cancel })
+    }
+
+    /// Starts a task that draining waits for.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.inner.tasks.spawn(task);
+    }
+
+    fn verifies(&self) -> MutexGuard<'_, HashMap<VerifyId, CancellationToken>> {
+        self.inner.verifies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Drops the branches of verifies that a dead runner left. They are named like the verify; no user's branch can be.
+fn drop_orphans(store: &Store) {
+    let branches = match store.branches() {
+        Ok(branches) => branches,
+        Err(error) => return tracing::error!(%error, "the branches can't be listed"),
+    };
+    for branch in branches {
+        if branch.name.as_ref().is_some_and(|name| name.parse::<VerifyId>().is_ok()) {
+            match store.drop_branch(&branch.id, &Actor::recovery()) {
+                Ok(()) => {
+                    tracing::info!(branch = %branch.id, "dropped the branch of a verify that died with its runner")
+                }
+                Err(error) => {
+                    tracing::error!(branch = %branch.id, %error, "the branch of a dead verify can't be dropped")
+                }
+            }
+        }
+    }
+}
+
+/// A verify's place among those that run.
+pub(crate) struct Entered {
+    runner: Runner,
+    id: VerifyId,
+    pub(crate) cancel: CancellationToken,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.runner.verifies().remove(&self.id);
+    }
+}
+
+/// What runs on a branch can't be stopped for a moment, so the branch can't be forked.
+#[derive(Debug, thiserror::Error)]
+#[error("what runs on the branch can't be frozen for the fork")]
+struct FreezeError(#[source] hands::FreezeError);
+
+impl Coded for FreezeError {
+    fn code(&self) -> Code {
+        self.0.code()
+    }
+    fn hint(&self) -> Option<String> {
+        Some("wait until the command has ended, then fork".into())
+    }
+}
+
+/// A branch's mount can't be given to a hand.
+#[derive(Debug, thiserror::Error)]
+#[error("the mount of branch {branch} can't be given to a hand")]
+struct CloneError {
+    branch: BranchId,
+    source: std::io::Error,
+}
+
+impl Coded for CloneError {
+    fn code(&self) -> Code {
+        Code::HostBroken
+    }
+}
+
+/// A hand that can't be thawed would stand still for ever: it is ended instead, and what ran in it is told so.
+async fn thaw(hand: &Hand, branch: &BranchId) {
+    if let Err(error) = hand.thaw().await {
+        tracing::error!(%branch, error = crate::meter::chain(&error), "a hand can't be thawed: it is ended");
+        hand.stop().await;
+    }
+}

@@ -1,0 +1,304 @@
+//! One warm hand per branch for execs: booted when first needed, kept while it is used, ended when idle.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hands::{Hand, HandSpec};
+use policy::Grant;
+use proto::error::{Code, Coded};
+use proto::ids::BranchId;
+use proto::verify::LimitInForce;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::{Instant, interval};
+use vfs::{Actor, Root, Writers};
+
+use crate::below::Below;
+use crate::config::RunnerConfig;
+use crate::limits::{CAPTURE_EVERY, MOUNT_IDLE_MAX};
+use crate::meter::chain;
+use crate::runner::Runner;
+
+/// Something runs on the branch.
+#[derive(Debug, thiserror::Error)]
+#[error("something runs on branch {branch}")]
+pub struct BusyError {
+    /// The branch.
+    pub branch: BranchId,
+}
+
+impl Coded for BusyError {
+    fn code(&self) -> Code {
+        Code::Conflict
+    }
+    fn hint(&self) -> Option<String> {
+        Some("wait until it has ended, or stop it".into())
+    }
+}
+
+/// Why there is no hand for an exec.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// The branch's hand has other limits and is in use.
+    #[error("something runs on the branch with other limits")]
+    Limits(#[source] BusyError),
+    /// The branch can't be mounted, or the hand can't be booted.
+    #[error(transparent)]
+    Below(Below),
+}
+
+impl Coded for LeaseError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Limits(error) => error.code(),
+            Self::Below(error) => error.code(),
+        }
+    }
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Limits(_) => Some("run it with the same limits, or wait until the other has ended".into()),
+            Self::Below(error) => error.hint(),
+        }
+    }
+}
+
+fn below(error: impl Coded + Send + Sync + 'static) -> LeaseError {
+    LeaseError::Below(Below::new(error))
+}
+
+/// The warm hands.
+pub(crate) struct WarmHands {
+    slots: Mutex<HashMap<BranchId, Warm>>,
+    /// Held while a branch's hand starts or ends, or the branch is forked or dropped.
+    turns: Mutex<HashMap<BranchId, Arc<tokio::sync::Mutex<()>>>>,
+    idle_max: Duration,
+    hands_max: usize,
+}
+
+struct Warm {
+    hand: Hand,
+    limits: Vec<LimitInForce>,
+    running: usize,
+    used: Instant,
+    /// Whose background processes may still write.
+    lingering: Option<Actor>,
+    /// The branch stays mounted as long as its hand lives.
+    _root: Root,
+}
+
+/// A place on a branch's hand for one exec.
+pub(crate) struct Lease {
+    runner: Runner,
+    branch: BranchId,
+    pub(crate) hand: Hand,
+}
+
+impl Lease {
+    /// Notes that the exec left processes behind.
+    pub(crate) fn lingering(&self, actor: &Actor) {
+        if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
+            warm.lingering = Some(actor.clone());
+        }
+    }
+
+    /// Whether other processes may write to the branch: another exec's, or what an earlier one left behind.
+    pub(crate) fn writers(&self) -> Writers {
+        let slots = self.runner.inner.warm.slots();
+        match slots.get(&self.branch) {
+            Some(warm) if warm.running > 1 || warm.lingering.is_some() => Writers::MayLive,
+            Some(_) | None => Writers::Gone,
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
+            warm.running = warm.running.saturating_sub(1);
+            warm.used = Instant::now();
+        }
+    }
+}
+
+impl WarmHands {
+    pub(crate) fn new(config: &RunnerConfig) -> Self {
+        Self {
+            slots: Mutex::default(),
+            turns: Mutex::default(),
+            idle_max: Duration::from_millis(config.warm_idle_ms_max),
+            hands_max: config.warm_hands_max as usize,
+        }
+    }
+
+    /// Execs that run now.
+    pub(crate) fn running(&self) -> usize {
+        self.slots().values().map(|warm| warm.running).sum()
+    }
+
+    /// Hands whose background processes may still be at work.
+    pub(crate) fn lingering(&self) -> usize {
+        self.slots().values().filter(|warm| warm.lingering.is_some()).count()
+    }
+
+    /// The branch's hand, if something runs in it.
+    pub(crate) fn running_hand(&self, branch: &BranchId) -> Option<Hand> {
+        self.slots().get(branch).filter(|warm| warm.running > 0).map(|warm| warm.hand.clone())
+    }
+
+    /// Waits until nothing else starts, ends, forks or drops on the branch.
+    pub(crate) async fn turn(&self, branch: &BranchId) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            turns.entry(branch.clone()).or_default().clone()
+        };
+        turn.lock_owned().await
+    }
+
+    /// A place on the branch's hand, which is booted if there is none, or if it is idle and has other limits.
+    pub(crate) async fn lease(
+        &self,
+        runner: &Runner,
+        branch: &BranchId,
+        grant: Grant,
+    ) -> Result<Lease, LeaseError> {
+        let _turn = self.turn(branch).await;
+        if let Some(lease) = self.join(runner, branch, &grant.limits) {
+            return Ok(lease);
+        }
+        self.end(runner, branch).await.map_err(LeaseError::Limits)?;
+        self.make_room(runner).await;
+        let (root, mount) = runner.root(branch).await.map_err(LeaseError::Below)?;
+        let limits = grant.limits.clone();
+        // Each exec brings its own.
+        let numbers = policy::Limits { wall_ms_max: u64::MAX, ..grant.numbers };
+        let spec = HandSpec { root: mount, grant: Grant { numbers, ..grant }, env: Vec::new() };
+        let hand = runner.hands().boot(spec).await.map_err(below)?;
+        let warm = Warm {
+            hand: hand.clone(),
+            limits,
+            running: 1,
+            used: Instant::now(),
+            lingering: None,
+            _root: root,
+        };
+        self.slots().insert(branch.clone(), warm);
+        Ok(Lease { runner: runner.clone(), branch: branch.clone(), hand })
+    }
+
+    fn join(&self, runner: &Runner, branch: &BranchId, limits: &[LimitInForce]) -> Option<Lease> {
+        let mut slots = self.slots();
+        let warm = slots.get_mut(branch)?;
+        if warm.hand.lost().is_some() || !same_hand(&warm.limits, limits) {
+            return None;
+        }
+        warm.running += 1;
+        Some(Lease { runner: runner.clone(), branch: branch.clone(), hand: warm.hand.clone() })
+    }
+
+    /// Ends the branch's hand, if it is idle. The caller holds the branch's turn.
+    pub(crate) async fn end(&self, runner: &Runner, branch: &BranchId) -> Result<(), BusyError> {
+        let warm = {
+            let mut slots = self.slots();
+            match slots.get(branch) {
+                None => return Ok(()),
+                Some(warm) if warm.running > 0 && warm.hand.lost().is_none() => {
+                    return Err(BusyError { branch: branch.clone() });
+                }
+                Some(_) => slots.remove(branch),
+            }
+        };
+        if let Some(warm) = warm {
+            stop(runner, branch, warm).await;
+        }
+        Ok(())
+    }
+
+    /// Ends all hands, whatever runs in them.
+    pub(crate) async fn end_all(&self, runner: &Runner) {
+        let all: Vec<(BranchId, Warm)> = self.slots().drain().collect();
+        for (branch, warm) in all {
+            stop(runner, &branch, warm).await;
+        }
+    }
+
+    /// Ends the hand that was idle longest when there are as many as may be.
+    async fn make_room(&self, runner: &Runner) {
+        let oldest = {
+            let mut slots = self.slots();
+            if slots.len() < self.hands_max {
+                return;
+            }
+            let idle = slots.iter().filter(|(_, warm)| warm.running == 0).min_by_key(|(_, warm)| warm.used);
+            let oldest = idle.map(|(branch, _)| branch.clone());
+            oldest.and_then(|branch| slots.remove(&branch).map(|warm| (branch, warm)))
+        };
+        if let Some((branch, warm)) = oldest {
+            stop(runner, &branch, warm).await;
+        }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, HashMap<BranchId, Warm>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The limits of the hand itself; wall time is an exec's own.
+fn same_hand(a: &[LimitInForce], b: &[LimitInForce]) -> bool {
+    let of_hand = |limit: &&LimitInForce| limit.name != "wall_ms_max";
+    a.iter().filter(of_hand).eq(b.iter().filter(of_hand))
+}
+
+/// Ends a hand, and captures what its background processes wrote last.
+async fn stop(runner: &Runner, branch: &BranchId, warm: Warm) {
+    warm.hand.stop().await;
+    if let Some(actor) = warm.lingering {
+        capture(runner, branch, &actor, Writers::Gone).await;
+    }
+}
+
+async fn capture(runner: &Runner, branch: &BranchId, actor: &Actor, writers: Writers) {
+    let (id, actor) = (branch.clone(), actor.clone());
+    let scan = runner.with_store(move |store| match writers {
+        Writers::MayLive => store.scan_live(&id, &actor, None),
+        Writers::Gone => store.scan(&id, &actor, None),
+    });
+    if let Err(error) = scan.await {
+        tracing::error!(%branch, error = chain(&error), "background changes can't be captured");
+    }
+}
+
+/// Captures what background processes write, and ends idle hands, until the runner ends.
+pub(crate) async fn keep(runner: Runner) {
+    let mut tick = interval(CAPTURE_EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = runner.inner.stopping.cancelled() => return,
+        }
+        let warm = &runner.inner.warm;
+        runner.with_store(|store| store.unmount_idle(MOUNT_IDLE_MAX)).await;
+        let lingering: Vec<(BranchId, Actor)> = {
+            let slots = warm.slots();
+            slots
+                .iter()
+                .filter_map(|(branch, warm)| Some((branch.clone(), warm.lingering.clone()?)))
+                .collect()
+        };
+        for (branch, actor) in lingering {
+            capture(&runner, &branch, &actor, Writers::MayLive).await;
+        }
+        let idle: Vec<BranchId> = {
+            let slots = warm.slots();
+            let idle =
+                slots.iter().filter(|(_, held)| held.running == 0 && held.used.elapsed() > warm.idle_max);
+            idle.map(|(branch, _)| branch.clone()).collect()
+        };
+        for branch in idle {
+            let _turn = warm.turn(&branch).await;
+            // It is in use again: then it is not idle.
+            let _ = warm.end(&runner, &branch).await;
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What a hand finds about its own confinement, by looking and by trying.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use proto::hand::{BootConfig, Finding};
+
+use crate::table::Table;
+
+/// How long a connection that must be refused may try: without a route the kernel answers at once.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(200);
+/// Namespaces that have a link in `/proc/self/ns`.
+const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+
+/// All findings, as name and value. Values that prove confinement start with `closed`; `open` means that it leaks.
+pub fn run(config: &BootConfig, landlock: &str, table: &Table) -> Vec<Finding> {
+    let mut findings = Findings(Vec::new());
+    findings.add("hand.version", env!("CARGO_PKG_VERSION"));
+    findings.add("pid", std::process::id());
+    findings.status();
+    findings.add("landlock", landlock);
+    findings.add("oom_score_adj.raised", table.raises_oom_score());
+    for name in NAMESPACES {
+        let link = std::fs::read_link(format!("/proc/self/ns/{name}"));
+        findings
+            .add(&format!("ns.{name}"), link.map_or_else(|e| kind(&e), |link| link.display().to_string()));
+    }
+    findings.add("net.interfaces", interfaces());
+    let metadata = SocketAddrV4::new(Ipv4Addr::new(169, 254, 169, 254), 80);
+    findings.add("net.metadata", connects(metadata));
+    findings.add("net.host", connects(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 443)));
+    findings.add("net.dns", sends(SocketAddrV4::new(Ipv4Addr::new(9, 9, 9, 9), 53)));
+    for path in &config.denied_paths {
+        findings.add(&format!("path.{path}"), opens(path));
+    }
+    for (name, error) in sys::supervise::risky_syscalls() {
+        findings.add(&format!("syscall.{name}"), syscall(&error));
+    }
+    findings.0
+}
+
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, name: &str, value: impl ToString) {
+        self.0.push(Finding { name: name.into(), value: value.to_string() });
+    }
+
+    /// What the kernel says in `/proc/self/status`.
+    fn status(&mut self) {
+        let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let names = [
+            ("Uid:", "uid"),
+            ("Gid:", "gid"),
+            ("Groups:", "groups"),
+            ("CapEff:", "caps.effective"),
+            ("CapPrm:", "caps.permitted"),
+            ("CapBnd:", "caps.bounding"),
+            ("CapAmb:", "caps.ambient"),
+            ("NoNewPrivs:", "no_new_privs"),
+            ("Seccomp:", "seccomp"),
+        ];
+        for (field, name) in names {
+            let value = text.lines().find_map(|line| line.strip_prefix(field));
+            self.add(
+                name,
+                value.map_or("unknown", |value| value.split_ascii_whitespace().next().unwrap_or("")),
+            );
+        }
+    }
+}
+
+fn interfaces() -> String {
+    let text = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    let names = text.lines().skip(2).filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
+    names.collect::<Vec<_>>().join(" ")
+}
+
+fn connects(address: SocketAddrV4) -> String {
+    match TcpStream::connect_timeout(&address.into(), CONNECT_PATIENCE) {
+        Ok(_) => "open".into(),
+        // No answer in time: there is a way out, only nobody at its end.
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => "open (no answer)".into(),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            "open (refused by the other side)".into()
+        }
+        Err(error) => format!("closed ({})", kind(&error)),
+    }
+}
+
+fn sends(address: SocketAddrV4) -> String {
+    let sent = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| socket.send_to(b"\0", address));
+    sent.map_or_else(|error| format!("closed ({})", kind(&error)), |_| "open".into())
+}
+
+fn opens(path: &str) -> String {
+    match std::fs::symlink_metadata(path).and_then(|meta| {
+        if meta.is_dir() { std::fs::read_dir(path).map(drop) } else { std::fs::File::open(path).map(drop) }
+    }) {
+        Ok(()) => "open".into(),
+        Err(error) => format!("closed ({})", kind(&error)),
+    }
+}
+
+/// A filter answers with EPERM or ENOSYS; anything else means that the kernel itself looked at the call.
+fn syscall(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(1 | 38) => format!("closed ({})", kind(error)),
+        Some(0) => "open".into(),
+        Some(_) | None => format!("open ({})", kind(error)),
+    }
+}
+
+/// The kernel's word, short.
+fn kind(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}

@@ -1,0 +1,634 @@
+//! The runner's end of a hand's channel: one HTTP/2 connection that carries every exec, file and question.
+//!
+//! A hand that died is known at once, since its end of the channel closes. One that is stuck is known
+//! [`PING_INTERVAL`] + [`PING_PATIENCE`] after it stopped answering, as long as anything is asked of it. Every running exec then ends with
+//! [`Outcome::HandLost`] and the cause.
+
+use std::io;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use proto::error::{Code, Coded};
+use proto::hand::control_request::Action;
+use proto::hand::exec_input::Input;
+use proto::hand::exec_output::Output;
+use proto::hand::exited::How;
+use proto::hand::hand_client::HandClient;
+use proto::hand::put_input::Input as PutMessage;
+use proto::hand::{
+    CHUNK_BYTES_MAX, Cancelled, ControlRequest, EnvVar, ExecInput, ExecOutput, Exited, GetRequest,
+    KillAllRequest, MESSAGE_BYTES_MAX, PutInput, PutOpen, SelfTestRequest, Start, StatusReply, StatusRequest,
+    WindowSize,
+};
+use proto::ids::ExecId;
+use proto::verify::Outcome;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::codegen::http::{Request, Response, Uri};
+use tonic::{Status, Streaming};
+
+/// How often a hand that has something to do is asked whether it lives.
+pub const PING_INTERVAL: Duration = Duration::from_secs(2);
+/// How long it may take to answer.
+pub const PING_PATIENCE: Duration = Duration::from_secs(5);
+/// Output of one exec that was received and not yet taken: beyond it the command waits.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+/// Largest HTTP/2 frame that is received.
+const FRAME_BYTES_MAX: u32 = 128 * 1024;
+/// Stdin chunks that wait for the hand.
+const STDIN_CHUNKS_MAX: usize = 2;
+
+/// The connection to a hand. Cheap to clone; the channel closes, and the hand ends, when the last clone is gone.
+#[derive(Clone, Debug)]
+pub struct Link {
+    client: HandClient<Connection>,
+    lost: watch::Receiver<Option<String>>,
+}
+
+/// A terminal's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Lines.
+    pub rows: u16,
+    /// Columns.
+    pub cols: u16,
+}
+
+/// What a command reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Stdin {
+    /// Nothing: `/dev/null`.
+    #[default]
+    Null,
+    /// These bytes.
+    Bytes(Bytes),
+    /// What [`Exec::stdin`] is given, until it is closed.
+    Piped,
+}
+
+/// A command to run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecSpec {
+    /// The program and its arguments.
+    pub argv: Vec<Vec<u8>>,
+    /// Where; relative to the branch's root, which is the default.
+    pub cwd: Option<Vec<u8>>,
+    /// The whole environment.
+    pub env: Vec<(String, String)>,
+    /// What it reads.
+    pub stdin: Stdin,
+    /// A terminal instead of pipes.
+    pub pty: Option<Size>,
+    /// When it is killed, with all that it started.
+    pub wall_ms_max: Option<u64>,
+}
+
+/// What an exec tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExecEvent {
+    /// It wrote.
+    Output {
+        /// 1 or 2; a terminal's output is all 1.
+        fd: u8,
+        /// At most 64 KiB.
+        bytes: Bytes,
+    },
+    /// It is over; nothing follows.
+    Ended {
+        /// How.
+        outcome: Outcome,
+        /// Of the command and all that it started and waited for.
+        cpu_ms: u64,
+        /// From its start to its end.
+        wall_ms: u64,
+        /// Background processes live on in the hand.
+        lingering: bool,
+        /// Largest resident set of one of its processes.
+        rss_bytes_max: u64,
+    },
+}
+
+/// Why a hand could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// It is gone, or stuck.
+    #[error("the hand is lost: {reason}")]
+    Lost {
+        /// The cause, as far as the channel tells.
+        reason: String,
+    },
+    /// There is no such file.
+    #[error("{message}")]
+    NotFound {
+        /// In the hand's words.
+        message: String,
+    },
+    /// It said no.
+    #[error("{message}")]
+    Refused {
+        /// In the hand's words.
+        message: String,
+    },
+    /// The channel can't be used.
+    #[error("the hand's channel can't be used")]
+    Channel(#[source] io::Error),
+}
+
+impl Coded for LinkError {
+    fn code(&self) -> Code {
+        match self {
+            LinkError::Lost { .. } => Code::HandLost,
+            LinkError::NotFound { .. } => Code::NotFound,
+            LinkError::Refused { .. } => Code::BadInput,
+            LinkError::Channel(_) => Code::HostBroken,
+        }
+    }
+}
+
+/// A file that a hand returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileContent {
+    /// Its content, cut at the limit that was given.
+    pub bytes: Vec<u8>,
+    /// Its size.
+    pub size: u64,
+    /// Its permission bits.
+    pub mode: u32,
+}
+
+impl Link {
+    /// Takes the runner's end of a hand's channel. Call it within a tokio runtime.
+    pub async fn connect(channel: StdUnixStream) -> Result<Link, LinkError> {
+        channel.set_nonblocking(true).map_err(LinkError::Channel)?;
+        let stream = UnixStream::from_std(channel).map_err(LinkError::Channel)?;
+        let closed = Arc::new(AtomicBool::new(false));
+        let watched = Watched { stream, closed: Arc::clone(&closed) };
+        let handshake = Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_PATIENCE)
+            .keep_alive_while_idle(false)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            // Each exec has its own window; a shared one would let an exec that is not read stop all others.
+            .initial_connection_window_size((1 << 31) - 1)
+            .max_frame_size(FRAME_BYTES_MAX)
+            .handshake(TokioIo::new(watched))
+            .await;
+        let (sender, connection) =
+            handshake.map_err(|error| LinkError::Channel(io::Error::other(error.to_string())))?;
+        let (lost_in, lost) = watch::channel(None);
+        tokio::spawn(async move {
+            let ended = connection.await;
+            let _ = lost_in.send(Some(reason(ended.err(), closed.load(Ordering::Relaxed))));
+        });
+        let client = HandClient::with_origin(Connection(sender), Uri::from_static("http://hand"))
+            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        Ok(Link { client, lost })
+    }
+
+    /// Runs a command. What can't be started ends with [`Outcome::NotStarted`].
+    pub async fn exec(&self, id: ExecId, spec: ExecSpec) -> Result<Exec, LinkError> {
+        self.exec_start(spec.into_start(&id)).await
+    }
+
+    /// [`Link::exec`] in the protocol's own terms: arguments and environment of any bytes, output caps.
+    pub async fn exec_start(&self, (start, stdin): (Start, Stdin)) -> Result<Exec, LinkError> {
+        let id = start.exec.clone();
+        let wall_ms_max = start.wall_ms_max;
+        let (input, stdin) = inputs(start, stdin);
+        let stream =
+            self.client.clone().exec(input).await.map_err(|status| self.error(&status))?.into_inner();
+        let control = ExecControl { id, link: self.clone() };
+        Ok(Exec { control, stdin, stream, wall_ms_max, over: false })
+    }
+
+    /// Writes a file below the branch's root, making missing directories. `mode` 0 is 0644.
+    pub async fn put(&self, path: &[u8], mode: u32, bytes: Bytes) -> Result<u64, LinkError> {
+        let open = PutOpen { path: Bytes::copy_from_slice(path), mode, parents: true };
+        let open = PutInput { input: Some(PutMessage::Open(open)) };
+        let chunks = chunks(bytes).map(|chunk| PutInput { input: Some(PutMessage::Chunk(chunk)) });
+        let input = tokio_stream::once(open).chain(tokio_stream::iter(chunks));
+        let reply = self.client.clone().put(input).await.map_err(|status| self.error(&status))?;
+        Ok(reply.into_inner().bytes)
+    }
+
+    /// Reads at most `bytes_max` of a file below the branch's root (0: as much as the hand returns).
+    pub async fn get(&self, path: &[u8], bytes_max: u64) -> Result<FileContent, LinkError> {
+        let request = GetRequest { path: Bytes::copy_from_slice(path), offset: 0, bytes_max };
+        let reply = self.client.clone().get(request).await.map_err(|status| self.error(&status))?;
+        let mut stream = reply.into_inner();
+        let mut content = FileContent { bytes: Vec::new(), size: 0, mode: 0 };
+        let most = if bytes_max == 0 { u64::MAX } else { bytes_max };
+        while let Some(chunk) = stream.message().await.map_err(|status| self.error(&status))? {
+            if content.bytes.is_empty() {
+                content.size = chunk.size;
+                content.mode = chunk.mode;
+            }
+            content.bytes.extend_from_slice(&chunk.chunk);
+            // A hostile hand may send for ever.
+            if content.bytes.len() as u64 > most {
+                return Err(LinkError::Refused { message: "the hand sent more than was asked for".into() });
+            }
+        }
+        Ok(content)
+    }
+
+    /// What the hand finds about its own confinement, as name and value.
+    pub async fn self_test(&self) -> Result<Vec<(String, String)>, LinkError> {
+        let reply =
+            self.client.clone().self_test(SelfTestRequest {}).await.map_err(|status| self.error(&status))?;
+        Ok(reply.into_inner().findings.into_iter().map(|finding| (finding.name, finding.value)).collect())
+    }
+
+    /// Asks whether it lives, and what runs in it.
+    pub async fn ping(&self) -> Result<StatusReply, LinkError> {
+        let reply =
+            self.client.clone().status(StatusRequest {}).await.map_err(|status| self.error(&status))?;
+        Ok(reply.into_inner())
+    }
+
+    /// Kills every process of every exec, background processes included. Returns how many execs had any.
+    pub async fn kill_all(&self) -> Result<u32, LinkError> {
+        let reply =
+            self.client.clone().kill_all(KillAllRequest {}).await.map_err(|status| self.error(&status))?;
+        Ok(reply.into_inner().execs)
+    }
+
+    /// Why the hand is lost, if it is.
+    pub fn lost(&self) -> Option<String> {
+        self.lost.borrow().clone()
+    }
+
+    /// Returns when the hand is lost, and why.
+    pub async fn closed(&self) -> String {
+        let mut lost = self.lost.clone();
+        loop {
+            let reason = lost.borrow_and_update().clone();
+            match reason {
+                Some(reason) => return reason,
+                None if lost.changed().await.is_err() => return CLOSED.into(),
+                None => {}
+            }
+        }
+    }
+
+    fn error(&self, status: &Status) -> LinkError {
+        let message = status.message().to_owned();
+        match status.code() {
+            tonic::Code::NotFound => LinkError::NotFound { message },
+            tonic::Code::InvalidArgument
+            | tonic::Code::AlreadyExists
+            | tonic::Code::OutOfRange
+            | tonic::Code::FailedPrecondition
+            | tonic::Code::ResourceExhausted
+            | tonic::Code::DataLoss
+            | tonic::Code::PermissionDenied
+            | tonic::Code::Unimplemented => LinkError::Refused { message },
+            tonic::Code::Ok
+            | tonic::Code::Cancelled
+            | tonic::Code::Unknown
+            | tonic::Code::DeadlineExceeded
+            | tonic::Code::Aborted
+            | tonic::Code::Internal
+            | tonic::Code::Unavailable
+            | tonic::Code::Unauthenticated => {
+                LinkError::Lost { reason: self.lost().unwrap_or_else(|| CLOSED.into()) }
+            }
+        }
+    }
+}
+
+impl ExecSpec {
+    fn into_start(self, id: &ExecId) -> (Start, Stdin) {
+        let env = self.env.into_iter().map(|(name, value)| EnvVar { name: name.into(), value: value.into() });
+        let start = Start {
+            exec: id.as_str().to_owned(),
+            argv: self.argv.into_iter().map(Bytes::from).collect(),
+            cwd: self.cwd.unwrap_or_default().into(),
+            env: env.collect(),
+            pty: self.pty.map(window),
+            stdin: self.stdin != Stdin::Null,
+            wall_ms_max: self.wall_ms_max.unwrap_or(0),
+            output_bytes_max: 0,
+        };
+        (start, self.stdin)
+    }
+}
+
+fn window(size: Size) -> WindowSize {
+    WindowSize { rows: size.rows.into(), cols: size.cols.into() }
+}
+
+/// What an exec's stream sends. A type of its own, since a bare `dyn` keeps the compiler from seeing that calls are `Send`.
+struct Inputs(Pin<Box<dyn Stream<Item = ExecInput> + Send>>);
+
+impl Stream for Inputs {
+    type Item = ExecInput;
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ExecInput>> {
+        self.0.as_mut().poll_next(cx)
+    }
+}
+
+/// The stream that an exec begins with, and where piped stdin is put.
+fn inputs(start: Start, stdin: Stdin) -> (Inputs, Option<mpsc::Sender<ExecInput>>) {
+    let start = tokio_stream::once(ExecInput { input: Some(Input::Start(start)) });
+    match stdin {
+        Stdin::Null => (Inputs(Box::pin(start)), None),
+        Stdin::Bytes(bytes) => {
+            let chunks = tokio_stream::iter(chunks(bytes).map(stdin_message));
+            (Inputs(Box::pin(start.chain(chunks))), None)
+        }
+        Stdin::Piped => {
+            let (sender, receiver) = mpsc::channel(STDIN_CHUNKS_MAX);
+            (Inputs(Box::pin(start.chain(ReceiverStream::new(receiver)))), Some(sender))
+        }
+    }
+}
+
+fn stdin_message(chunk: Bytes) -> ExecInput {
+    ExecInput { input: Some(Input::Stdin(chunk)) }
+}
+
+fn chunks(mut bytes: Bytes) -> impl Iterator<Item = Bytes> + Send {
+    std::iter::from_fn(move || {
+        (!bytes.is_empty()).then(|| {
+            let size = bytes.len().min(CHUNK_BYTES_MAX);
+            bytes.split_to(size)
+        })
+    })
+}
+
+/// A running command. Dropping it before it ended kills the command, with all that it started.
+#[derive(Debug)]
+pub struct Exec {
+    control: ExecControl,
+    stdin: Option<mpsc::Sender<ExecInput>>,
+    stream: Streaming<ExecOutput>,
+    wall_ms_max: u64,
+    over: bool,
+}
+
+/// Acts on a running command from elsewhere.
+#[derive(Clone, Debug)]
+pub struct ExecControl {
+    id: String,
+    link: Link,
+}
+
+/// Where piped stdin goes. Dropping it is the end of stdin.
+#[derive(Debug)]
+pub struct ExecStdin(mpsc::Sender<ExecInput>);
+
+impl Exec {
+    /// The next thing that it tells; after `Ended`, `None`. Not calling it makes the command wait, once its output fills
+    /// the window.
+    pub async fn next_event(&mut self) -> Option<ExecEvent> {
+        while !self.over {
+            let event = match self.stream.message().await {
+                Ok(Some(ExecOutput { output: Some(Output::Stdout(bytes)) })) => {
+                    ExecEvent::Output { fd: 1, bytes }
+                }
+                Ok(Some(ExecOutput { output: Some(Output::Stderr(bytes)) })) => {
+                    ExecEvent::Output { fd: 2, bytes }
+                }
+                Ok(Some(ExecOutput { output: Some(Output::Exited(exited)) })) => self.ended(exited),
+                Ok(Some(ExecOutput { output: Some(Output::Started(_)) | None })) => continue,
+                Ok(None) => self.lost("the hand ended the call without a word".into()),
+                Err(status) => {
+                    // The stream hears of the channel's end before the cause is known.
+                    let grace = Duration::from_millis(200);
+                    let closed = tokio::time::timeout(grace, self.control.link.closed()).await;
+                    self.lost(
+                        closed
+                            .unwrap_or_else(|_| format!("the hand broke off the call: {}", status.message())),
+                    )
+                }
+            };
+            return Some(event);
+        }
+        None
+    }
+
+    /// Puts bytes into the command's piped stdin; returns when there is room for more. False: it reads no more.
+    pub async fn stdin(&self, bytes: Bytes) -> bool {
+        match &self.stdin {
+            Some(sender) => send(sender, bytes).await,
+            None => false,
+        }
+    }
+
+    /// Ends the command's piped stdin.
+    pub fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    /// Takes stdin away, to be filled by another task.
+    pub fn take_stdin(&mut self) -> Option<ExecStdin> {
+        self.stdin.take().map(ExecStdin)
+    }
+
+    /// A handle that acts on it from elsewhere.
+    pub fn control(&self) -> ExecControl {
+        self.control.clone()
+    }
+
+    /// Sends a signal to the command's process group. False: it is over.
+    pub async fn signal(&self, number: i32) -> Result<bool, LinkError> {
+        self.control.signal(number).await
+    }
+
+    /// Sets the terminal's size. False: it is over, or has none.
+    pub async fn resize(&self, size: Size) -> Result<bool, LinkError> {
+        self.control.resize(size).await
+    }
+
+    /// Kills it, with all that it started; it ends with [`Outcome::Cancelled`]. False: it is over.
+    pub async fn cancel(&self) -> Result<bool, LinkError> {
+        self.control.cancel().await
+    }
+
+    fn ended(&mut self, exited: Exited) -> ExecEvent {
+        self.over = true;
+        let outcome = match exited.how {
+            Some(How::Code(code)) => Outcome::Exited { code },
+            Some(How::Signal(signal)) => Outcome::Signalled { signal },
+            Some(How::TimedOut(_)) => Outcome::TimedOut { wall_ms_max: self.wall_ms_max },
+            Some(How::NotStarted(reason)) => Outcome::NotStarted { reason },
+            Some(How::Cancelled(Cancelled {})) => Outcome::Cancelled,
+            Some(How::Lost(reason)) => Outcome::HandLost { reason },
+            None => Outcome::HandLost { reason: "the hand did not say how the command ended".into() },
+        };
+        ExecEvent::Ended {
+            outcome,
+            cpu_ms: exited.cpu_ms,
+            wall_ms: exited.wall_ms,
+            lingering: exited.lingering,
+            rss_bytes_max: exited.rss_bytes_max,
+        }
+    }
+
+    fn lost(&mut self, reason: String) -> ExecEvent {
+        self.ended(Exited { how: Some(How::Lost(reason)), ..Exited::default() })
+    }
+}
+
+impl ExecControl {
+    /// See [`Exec::signal`].
+    pub async fn signal(&self, number: i32) -> Result<bool, LinkError> {
+        self.act(Action::Signal(number)).await
+    }
+
+    /// See [`Exec::resize`].
+    pub async fn resize(&self, size: Size) -> Result<bool, LinkError> {
+        self.act(Action::Resize(window(size))).await
+    }
+
+    /// See [`Exec::cancel`].
+    pub async fn cancel(&self) -> Result<bool, LinkError> {
+        self.act(Action::Cancel(Cancelled {})).await
+    }
+
+    async fn act(&self, action: Action) -> Result<bool, LinkError> {
+        let request = ControlRequest { exec: self.id.clone(), action: Some(action) };
+        let reply =
+            self.link.client.clone().control(request).await.map_err(|status| self.link.error(&status))?;
+        Ok(reply.into_inner().found)
+    }
+}
+
+impl ExecStdin {
+    /// See [`Exec::stdin`].
+    pub async fn write(&self, bytes: Bytes) -> bool {
+        send(&self.0, bytes).await
+    }
+}
+
+async fn send(sender: &mpsc::Sender<ExecInput>, bytes: Bytes) -> bool {
+    for chunk in chunks(bytes) {
+        if sender.send(stdin_message(chunk)).await.is_err() {
+            return false;
+        }
+    }
+    true
+}
+
+const CLOSED: &str = "its channel closed: the hand ended or was killed";
+
+/// The connection ends without an error both when the hand is gone and when it does not answer: what was read tells.
+fn reason(error: Option<hyper::Error>, closed: bool) -> String {
+    match error {
+        _ if closed => CLOSED.into(),
+        Some(error) if !error.is_timeout() => format!("its channel broke: {error}"),
+        Some(_) | None => format!("it did not answer for {} s", PING_PATIENCE.as_secs()),
+    }
+}
+
+/// The client's transport: hyper's one connection, without tonic's balancing and buffering in between.
+#[derive(Clone, Debug)]
+struct Connection(SendRequest<tonic::body::Body>);
+
+impl tower::Service<Request<tonic::body::Body>> for Connection {
+    type Response = Response<hyper::body::Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}
+
+/// The stream, and whether its other side was seen to be closed.
+#[derive(Debug)]
+struct Watched {
+    stream: UnixStream,
+    closed: Arc<AtomicBool>,
+}
+
+impl Watched {
+    fn note<T>(&self, polled: Poll<io::Result<T>>, end: impl FnOnce(&T) -> bool) -> Poll<io::Result<T>> {
+        let closed = match &polled {
+            Poll::Ready(Ok(value)) => end(value),
+            Poll::Ready(Err(_)) => true,
+            Poll::Pending => false,
+        };
+        if closed {
+            self.closed.store(true, Ordering::Relaxed);
+        }
+        polled
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        self.note(polled, |()| buf.filled().len() == before)
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.note(polled, |_| false)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
+        self.note(polled, |_| false)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn send(_: impl Send) {}
+
+    /// Compiles: every call can be spawned.
+    #[expect(dead_code, reason = "never called, only compiled")]
+    fn calls_are_send(link: Link, mut exec: Exec, spec: ExecSpec, id: ExecId) {
+        send(link.put(b"a", 0, Bytes::new()));
+        send(link.get(b"a", 0));
+        send(link.self_test());
+        send(link.ping());
+        send(link.kill_all());
+        send(link.closed());
+        send(exec.cancel());
+        send(exec.stdin(Bytes::new()));
+        send(exec.next_event());
+        send(link.exec(id, spec));
+    }
+}

@@ -1,0 +1,373 @@
+//! The decision for one hand.
+
+use std::fmt;
+
+use proto::error::{Code, Coded};
+use proto::verify::{LimitInForce, LimitsAsked};
+use serde::{Deserialize, Serialize};
+
+use crate::Config;
+
+/// The least that a hand can live with; less is refused, because the hand itself would be killed.
+const MIN: Limits =
+    Limits { cpu_milli: 10, memory_bytes_max: 32 << 20, pids_max: 16, disk_bytes_max: 1, wall_ms_max: 1 };
+
+/// The limits of one hand and its commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are those of LimitsAsked")]
+pub struct Limits {
+    pub cpu_milli: u32,
+    pub memory_bytes_max: u64,
+    pub pids_max: u32,
+    pub disk_bytes_max: u64,
+    pub wall_ms_max: u64,
+}
+
+/// What the host can enforce, as `hands` found by trying.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostCaps {
+    /// CPUs that the runner may use.
+    pub cpus: u32,
+    /// Memory that the runner may use.
+    pub memory_bytes: u64,
+    /// What limits CPU time: `cgroup2`, `cgroup1`, `affinity` (whole CPUs only).
+    pub cpu_by: Option<String>,
+    /// What limits memory.
+    pub memory_by: Option<String>,
+    /// What limits processes.
+    pub pids_by: Option<String>,
+    /// Why there can be no sandbox on this host, if so, and what would help.
+    pub sandbox_missing: Option<Missing>,
+}
+
+/// Something that the host lacks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Missing {
+    /// What, and how it was found.
+    pub what: String,
+    /// What to install or set.
+    pub fix: Option<String>,
+}
+
+/// Policy's decision for one hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// `sandbox`.
+    pub tier: String,
+    /// The limits.
+    pub numbers: Limits,
+    /// The same, each with what enforces it, as reports show them.
+    pub limits: Vec<LimitInForce>,
+    /// BLAKE3 of the configuration's canonical JSON, in hex.
+    pub digest: String,
+}
+
+/// Why policy says no, and what would make it say yes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Refusal {
+    /// One sentence.
+    pub reason: String,
+    /// What would allow it.
+    pub allow: Option<String>,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl Coded for Refusal {
+    fn code(&self) -> Code {
+        Code::Refused
+    }
+    fn hint(&self) -> Option<String> {
+        self.allow.clone()
+    }
+}
+
+impl Config {
+    /// BLAKE3 of its canonical JSON (keys sorted, no spaces), in hex.
+    pub fn digest(&self) -> String {
+        // Maps of serde_json are sorted by key. A tree of numbers, texts and lists always serialises.
+        let json = serde_json::to_value(self).map(|value| value.to_string()).unwrap_or_default();
+        blake3::hash(json.as_bytes()).to_hex().to_string()
+    }
+}
+
+/// Decides. What is asked for is never loosened: each limit in force is at most what was asked, and enforced.
+pub fn grant(asked: &LimitsAsked, config: &Config, host: &HostCaps) -> Result<Grant, Refusal> {
+    if let Some(missing) = &host.sandbox_missing {
+        let reason = format!("this host has no sandbox: {}", missing.what);
+        return Err(Refusal { reason, allow: missing.fix.clone() });
+    }
+    let all_cpus = host.cpus.saturating_mul(1000);
+    let default_cpu = if config.limits.cpu_milli == 0 { all_cpus } else { config.limits.cpu_milli };
+    let default_memory = match config.limits.memory_bytes_max {
+        0 => host.memory_bytes / 4 * 3,
+        bytes => bytes,
+    };
+    let (most, defaults) = (&config.limits_max, &config.limits);
+    // A quota is needed only below the whole machine.
+    let cpu_needs = asked.cpu_milli.is_some_and(|milli| milli < all_cpus);
+    let whole_cpus = asked.cpu_milli.is_none_or(|milli| milli % 1000 == 0);
+    let cpu_by = host.cpu_by.clone().filter(|by| by != "affinity" || whole_cpus);
+    let cpu_by = cpu_by.or_else(|| (asked.cpu_milli.is_some() && !cpu_needs).then(|| "host".to_owned()));
+    let rules = [
+        Rule::new("cpu_milli", asked.cpu_milli, default_cpu, MIN.cpu_milli, most.cpu_milli, cpu_by),
+        Rule::new(
+            "memory_bytes_max",
+            asked.memory_bytes_max,
+            default_memory,
+            MIN.memory_bytes_max,
+            most.memory_bytes_max,
+            host.memory_by.clone(),
+        ),
+        Rule::new(
+            "pids_max",
+            asked.pids_max,
+            defaults.pids_max,
+            MIN.pids_max,
+            most.pids_max,
+            host.pids_by.clone(),
+        ),
+        Rule::new(
+            "disk_bytes_max",
+            asked.disk_bytes_max,
+            defaults.disk_bytes_max,
+            MIN.disk_bytes_max,
+            most.disk_bytes_max,
+            Some("watch".into()),
+        ),
+        Rule::new(
+            "wall_ms_max",
+            asked.wall_ms_max,
+            defaults.wall_ms_max,
+            MIN.wall_ms_max,
+            most.wall_ms_max,
+            Some("deadline".into()),
+        ),
+    ];
+    let mut limits = rules.iter().map(Rule::decide).collect::<Result<Vec<_>, _>>()?;
+    limits[0].value = limits[0].value.min(u64::from(all_cpus));
+    let small = |at: usize| u32::try_from(limits[at].value).unwrap_or(u32::MAX);
+    let numbers = Limits {
+        cpu_milli: small(0),
+        memory_bytes_max: limits[1].value,
+        pids_max: small(2),
+        disk_bytes_max: limits[3].value,
+        wall_ms_max: limits[4].value,
+    };
+    Ok(Grant { tier: "sandbox".into(), numbers, limits, digest: config.digest() })
+}
+
+/// One limit: what is asked, what stands in the configuration, and what the host has.
+struct Rule {
+    name: &'static str,
+    asked: Option<u64>,
+    default: u64,
+    least: u64,
+    most: u64,
+    by: Option<String>,
+}
+
+impl Rule {
+    fn new<N: Into<u64>>(
+        name: &'static str,
+        asked: Option<N>,
+        default: N,
+        least: N,
+        most: N,
+        by: Option<String>,
+    ) -> Self {
+        let asked = asked.map(Into::into);
+        Rule { name, asked, default: default.into(), least: least.into(), most: most.into(), by }
+    }
+
+    fn decide(&self) -> Result<LimitInForce, Refusal> {
+        let Rule { name, least, most, .. } = *self;
+        let refuse = |reason: String, allow: String| Err(Refusal { reason, allow: Some(allow) });
+        if let Some(asked) = self.asked {
+            if asked < least {
+                return refuse(
+                    format!("{name} {asked} is less than a hand can live with"),
+                    format!("ask for {least} or more"),
+                );
+            }
+            if most != 0 && asked > most {
+                return refuse(
+                    format!("{name} {asked} is more than the configuration allows ({most})"),
+                    format!("ask for {most} or less, or raise limits_max.{name} in the configuration"),
+                );
+            }
+            if self.by.is_none() {
+                return refuse(
+                    format!("{name} was asked for and can't be enforced on this host"),
+                    "see what is missing with: tendon doctor".into(),
+                );
+            }
+        }
+        // A default above the bound is the operator's slip: the bound holds.
+        let default = if most == 0 { self.default } else { self.default.min(most) };
+        let value = self.asked.unwrap_or(default).max(least);
+        Ok(LimitInForce { name: name.into(), value, enforced_by: self.by.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn host() -> HostCaps {
+        let by = |text: &str| Some(text.to_owned());
+        HostCaps {
+            cpus: 2,
+            memory_bytes: 8 << 30,
+            cpu_by: by("cgroup1"),
+            memory_by: by("cgroup1"),
+            pids_by: by("cgroup1"),
+            sandbox_missing: None,
+        }
+    }
+
+    #[track_caller]
+    fn check(asked: LimitsAsked, config: &Config, host: &HostCaps, want: &str) {
+        let got = match grant(&asked, config, host) {
+            Err(refusal) => format!("refused: {refusal}"),
+            Ok(grant) => {
+                let limit = |limit: &LimitInForce| {
+                    format!("{}={}:{}", limit.name, limit.value, limit.enforced_by.as_deref().unwrap_or("-"))
+                };
+                grant.limits.iter().map(limit).collect::<Vec<_>>().join(" ")
+            }
+        };
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    fn defaults() {
+        check(
+            LimitsAsked::default(),
+            &Config::default(),
+            &host(),
+            "cpu_milli=2000:cgroup1 memory_bytes_max=6442450944:cgroup1 pids_max=4096:cgroup1 \
+             disk_bytes_max=21474836480:watch wall_ms_max=3600000:deadline",
+        );
+    }
+
+    #[test]
+    fn a_default_that_cannot_be_enforced_is_named_and_one_asked_for_is_refused() {
+        let host = HostCaps { cpu_by: None, memory_by: None, pids_by: None, ..host() };
+        check(
+            LimitsAsked::default(),
+            &Config::default(),
+            &host,
+            "cpu_milli=2000:- memory_bytes_max=6442450944:- pids_max=4096:- disk_bytes_max=21474836480:watch \
+             wall_ms_max=3600000:deadline",
+        );
+        let refused = |asked, name| {
+            check(
+                asked,
+                &Config::default(),
+                &host,
+                &format!("refused: {name} was asked for and can't be enforced on this host"),
+            );
+        };
+        refused(LimitsAsked { cpu_milli: Some(1000), ..Default::default() }, "cpu_milli");
+        refused(LimitsAsked { memory_bytes_max: Some(1 << 30), ..Default::default() }, "memory_bytes_max");
+        refused(LimitsAsked { pids_max: Some(100), ..Default::default() }, "pids_max");
+    }
+
+    #[test]
+    fn affinity_enforces_whole_cpus_only() {
+        let host = HostCaps { cpu_by: Some("affinity".into()), ..host() };
+        let ask = |milli| LimitsAsked { cpu_milli: Some(milli), ..Default::default() };
+        assert!(grant(&ask(1000), &Config::default(), &host).is_ok());
+        assert!(grant(&ask(1500), &Config::default(), &host).is_err());
+    }
+
+    #[test]
+    fn bounds() {
+        let config = Config {
+            limits_max: crate::config::MaxConfig { pids_max: 100, ..Default::default() },
+            ..Config::default()
+        };
+        check(
+            LimitsAsked { pids_max: Some(101), ..Default::default() },
+            &config,
+            &host(),
+            "refused: pids_max 101 is more than the configuration allows (100)",
+        );
+        check(
+            LimitsAsked { memory_bytes_max: Some(1024), ..Default::default() },
+            &config,
+            &host(),
+            "refused: memory_bytes_max 1024 is less than a hand can live with",
+        );
+        let granted = grant(&LimitsAsked::default(), &config, &host()).unwrap();
+        assert_eq!(granted.numbers.pids_max, 100, "a default never passes the bound");
+    }
+
+    #[test]
+    fn no_sandbox_no_grant() {
+        let missing =
+            Missing { what: "bwrap is not installed".into(), fix: Some("apt-get install bubblewrap".into()) };
+        let host = HostCaps { sandbox_missing: Some(missing), ..host() };
+        let refusal = grant(&LimitsAsked::default(), &Config::default(), &host).unwrap_err();
+        assert_eq!(refusal.to_string(), "this host has no sandbox: bwrap is not installed");
+        assert_eq!(refusal.hint().as_deref(), Some("apt-get install bubblewrap"));
+    }
+
+    #[test]
+    fn the_digest_follows_the_configuration() {
+        let mut config = Config::default();
+        let before = config.digest();
+        assert_eq!(before, Config::default().digest());
+        config.hand.read_only.push("/opt".into());
+        assert_ne!(before, config.digest());
+    }
+
+    #[test]
+    fn unknown_keys_are_refused() {
+        let error = serde_json::from_str::<Config>(r#"{"limits": {"pids_mx": 1}}"#).unwrap_err().to_string();
+        assert!(error.contains("pids_mx") && error.contains("pids_max"), "{error}");
+    }
+
+    fn asked() -> impl Strategy<Value = LimitsAsked> {
+        (
+            proptest::option::of(0..u32::MAX),
+            proptest::option::of(0..u64::MAX),
+            proptest::option::of(0..u32::MAX),
+            proptest::option::of(0..u64::MAX),
+            proptest::option::of(0..u64::MAX),
+        )
+            .prop_map(|(cpu_milli, memory_bytes_max, pids_max, disk_bytes_max, wall_ms_max)| {
+                LimitsAsked { cpu_milli, memory_bytes_max, pids_max, disk_bytes_max, wall_ms_max }
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_asked_is_never_loosened(
+            asked in asked(), cpus in 1u32..256, memory in 0u64..1 << 45,
+            by in proptest::collection::vec(proptest::option::of("cgroup2"), 3),
+        ) {
+            let host = HostCaps {
+                cpus, memory_bytes: memory, cpu_by: by[0].clone(), memory_by: by[1].clone(), pids_by: by[2].clone(),
+                sandbox_missing: None,
+            };
+            let Ok(grant) = grant(&asked, &Config::default(), &host) else { return Ok(()) };
+            let wanted = [
+                asked.cpu_milli.map(u64::from), asked.memory_bytes_max, asked.pids_max.map(u64::from),
+                asked.disk_bytes_max, asked.wall_ms_max,
+            ];
+            for (limit, wanted) in grant.limits.iter().zip(wanted) {
+                if let Some(wanted) = wanted {
+                    prop_assert!(limit.value <= wanted, "{limit:?} {wanted}");
+                    prop_assert!(limit.enforced_by.is_some(), "{limit:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Sizes and durations as people write them: `2GiB`, `512M`, `10m`, `1m30s`.
+
+/// Text that is no size, duration or CPU count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a {what} ({example})")]
+pub struct UnitError {
+    what: &'static str,
+    text: String,
+    example: &'static str,
+}
+
+fn error(what: &'static str, text: &str, example: &'static str) -> UnitError {
+    UnitError { what, text: text.chars().take(64).flat_map(char::escape_debug).collect(), example }
+}
+
+/// A size in bytes: a number and `B`, `K`, `KB`, `KiB`, `M` … `TiB`. `K`, `M`, `G`, `T` alone are powers of 1024, like the
+/// cgroup files and docker's; `KB`, `MB`, … are powers of 1000.
+pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
+    let bad = || error("size", text, "like 512MiB, 2GiB or 1048576");
+    let (number, unit) = split(text.trim());
+    let (base, power): (u64, u32) = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => (1, 0),
+        "k" | "kib" => (1024, 1),
+        "m" | "mib" => (1024, 2),
+        "g" | "gib" => (1024, 3),
+        "t" | "tib" => (1024, 4),
+        "kb" => (1000, 1),
+        "mb" => (1000, 2),
+        "gb" => (1000, 3),
+        "tb" => (1000, 4),
+        _ => return Err(bad()),
+    };
+    scaled(number, base.pow(power)).ok_or_else(bad)
+}
+
+/// A duration in milliseconds: numbers with `ms`, `s`, `m`, `h`, together as in `1h30m`; a bare number is seconds.
+pub fn parse_millis(text: &str) -> Result<u64, UnitError> {
+    let bad = || error("duration", text, "like 90s, 10m or 1h30m");
+    let mut rest = text.trim();
+    let mut total = 0u64;
+    if rest.is_empty() {
+        return Err(bad());
+    }
+    while !rest.is_empty() {
+        let (number, tail) = split(rest);
+        let unit_len = tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_len);
+        let factor = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "" if rest.len() == text.trim().len() => 1000,
+            "m" | "min" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(bad()),
+        };
+        total = scaled(number, factor).and_then(|part| total.checked_add(part)).ok_or_else(bad)?;
+        rest = tail;
+    }
+    Ok(total)
+}
+
+/// CPUs in thousandths: `2`, `0.5`, or `1500m` as Kubernetes writes it.
+pub fn parse_cpu_milli(text: &str) -> Result<u32, UnitError> {
+    let bad = || error("number of CPUs", text, "like 2, 0.5 or 1500m");
+    let (number, unit) = split(text.trim());
+    let factor = match unit {
+        "" => 1000,
+        "m" => 1,
+        _ => return Err(bad()),
+    };
+    scaled(number, factor)
+        .and_then(|milli| u32::try_from(milli).ok())
+        .filter(|milli| *milli > 0)
+        .ok_or_else(bad)
+}
+
+/// Bytes for people, in powers of 1024.
+pub fn show_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value < 10.0 { format!("{value:.1} {}", UNITS[unit]) } else { format!("{value:.0} {}", UNITS[unit]) }
+}
+
+/// A duration for people.
+pub fn show_millis(millis: u64) -> String {
+    match millis {
+        0..1000 => format!("{millis} ms"),
+        1000..60_000 => format!("{}.{} s", millis / 1000, millis % 1000 / 100),
+        60_000..3_600_000 => format!("{}m{:02}s", millis / 60_000, millis / 1000 % 60),
+        _ => format!("{}h{:02}m", millis / 3_600_000, millis / 60_000 % 60),
+    }
+}
+
+fn split(text: &str) -> (&str, &str) {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    (&text[..end], text[end..].trim_start())
+}
+
+/// `number` (digits, perhaps a point and at most 6 more) times `factor`, without floats.
+fn scaled(number: &str, factor: u64) -> Option<u64> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if fraction.len() > 6 || fraction.contains('.') || (number.contains('.') && fraction.is_empty()) {
+        return None;
+    }
+    let whole = whole.parse::<u64>().ok()?.checked_mul(factor)?;
+    if fraction.is_empty() {
+        return Some(whole);
+    }
+    let part =
+        u128::from(fraction.parse::<u64>().ok()?) * u128::from(factor) / 10u128.pow(fraction.len() as u32);
+    whole.checked_add(u64::try_from(part).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, want) in [
+            ("0", Some(0)),
+            ("1048576", Some(1 << 20)),
+            ("2GiB", Some(2 << 30)),
+            ("2 GiB", Some(2 << 30)),
+            ("1.5g", Some(3 << 29)),
+            ("512M", Some(512 << 20)),
+            ("10MB", Some(10_000_000)),
+            ("", None),
+            ("-1", None),
+            ("2XiB", None),
+            ("1.", None),
+            ("99999999999TiB", None),
+            ("1.2.3G", None),
+        ] {
+            assert_eq!(parse_bytes(text).ok(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        for (text, want) in [
+            ("90", Some(90_000)),
+            ("90s", Some(90_000)),
+            ("10m", Some(600_000)),
+            ("1h30m", Some(5_400_000)),
+            ("250ms", Some(250)),
+            ("0.5s", Some(500)),
+            ("", None),
+            ("m", None),
+            ("1h30", None),
+            ("10 parsecs", None),
+            ("99999999999999999h", None),
+        ] {
+            assert_eq!(parse_millis(text).ok(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn cpus() {
+        for (text, want) in
+            [("2", Some(2000)), ("0.5", Some(500)), ("1500m", Some(1500)), ("0", None), ("x", None)]
+        {
+            assert_eq!(parse_cpu_milli(text).ok(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn shown() {
+        assert_eq!(show_bytes(1023), "1023 B");
+        assert_eq!(show_bytes(1536), "1.5 KiB");
+        assert_eq!(show_bytes(2 << 30), "2.0 GiB");
+        assert_eq!(show_bytes(u64::MAX), "16384 PiB");
+        assert_eq!(show_millis(999), "999 ms");
+        assert_eq!(show_millis(61_500), "1m01s");
+    }
+}

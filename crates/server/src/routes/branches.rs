@@ -1,0 +1,187 @@
+//! Branches: create, fork, list, show, drop, as of, diff, export.
+
+use std::io::{self, Write};
+
+use axum::Extension;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, RawQuery, State};
+use axum::response::{IntoResponse as _, Response};
+use engine::Runner;
+use proto::api::BranchInfo;
+use proto::http::{BranchAt, CreateBranch, ExportGit, ExportReply, ForkBranch, query_bytes};
+use proto::ids::{BranchId, VerifyId};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use vfs::{Actor, DiffFormat, ExportTarget, GitRef};
+
+use super::branch_id;
+use crate::listen::{App, Peer};
+use crate::reply::{Input, Json, Problem, Reply};
+
+/// Chunks of an archive that wait for a slow client.
+const CHUNKS_MAX: usize = 16;
+
+pub(crate) async fn list(State(app): State<App>) -> Reply<Vec<BranchInfo>> {
+    Ok(Json(app.runner.with_store(|store| store.branches()).await?))
+}
+
+pub(crate) async fn create(
+    State(app): State<App>,
+    Extension(peer): Extension<Peer>,
+    Input(request): Input<CreateBranch>,
+) -> Reply<BranchInfo> {
+    check_name(request.name.as_deref())?;
+    let create = move |store: &vfs::Store| {
+        store.create_branch(&request.base, request.name.as_deref(), &Actor::cli(peer.uid))
+    };
+    Ok(Json(app.runner.with_store(create).await?))
+}
+
+pub(crate) async fn show(State(app): State<App>, Path(branch): Path<String>) -> Reply<BranchInfo> {
+    let branch = branch_id(&app, branch).await?;
+    Ok(Json(app.runner.with_store(move |store| store.branch(&branch)).await?))
+}
+
+pub(crate) async fn drop_branch(
+    State(app): State<App>,
+    Extension(peer): Extension<Peer>,
+    Path(branch): Path<String>,
+) -> Reply<serde_json::Value> {
+    let branch = branch_id(&app, branch).await?;
+    app.runner.drop_branch(branch, Actor::cli(peer.uid)).await?;
+    Ok(Json(serde_json::json!({})))
+}
+
+pub(crate) async fn fork(
+    State(app): State<App>,
+    Extension(peer): Extension<Peer>,
+    Path(branch): Path<String>,
+    Input(request): Input<ForkBranch>,
+) -> Reply<BranchInfo> {
+    check_name(request.name.as_deref())?;
+    let branch = branch_id(&app, branch).await?;
+    Ok(Json(app.runner.fork(branch, request.name, Actor::cli(peer.uid)).await?))
+}
+
+pub(crate) async fn at(
+    State(app): State<App>,
+    Extension(peer): Extension<Peer>,
+    Path(branch): Path<String>,
+    Input(request): Input<BranchAt>,
+) -> Reply<BranchInfo> {
+    check_name(request.name.as_deref())?;
+    let branch = branch_id(&app, branch).await?;
+    let at = move |store: &vfs::Store| {
+        store.branch_at(&branch, request.seq, request.name.as_deref(), &Actor::cli(peer.uid))
+    };
+    Ok(Json(app.runner.with_store(at).await?))
+}
+
+pub(crate) async fn diff(
+    State(app): State<App>,
+    Path(branch): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Problem> {
+    let format = match query_bytes(&query.unwrap_or_default(), "format").as_deref() {
+        None | Some(b"unified") => DiffFormat::Unified,
+        Some(b"name-status") => DiffFormat::NameStatus,
+        Some(_) => return Err(Problem::usage("format must be unified or name-status")),
+    };
+    let branch = branch_id(&app, branch).await?;
+    Ok(app.runner.with_store(move |store| store.diff(&branch, format)).await?.into_response())
+}
+
+pub(crate) async fn export(
+    State(app): State<App>,
+    Path(branch): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Problem> {
+    let tar = match query_bytes(&query.unwrap_or_default(), "format").as_deref() {
+        Some(b"patch") => false,
+        Some(b"tar") => true,
+        _other => return Err(Problem::usage("format must be patch or tar")),
+    };
+    let branch = branch_id(&app, branch).await?;
+    stream(app.runner, branch, tar).await
+}
+
+/// Streams an export. An error before the first byte is an answer of its own; one after that breaks the connection, so that
+/// nobody takes a part for the whole.
+async fn stream(runner: Runner, branch: BranchId, tar: bool) -> Result<Response, Problem> {
+    let (sender, mut receiver) = mpsc::channel::<io::Result<Bytes>>(CHUNKS_MAX);
+    let mut export = tokio::spawn(async move {
+        let end = sender.clone();
+        let done = runner.with_store(move |store| {
+            let mut writer = io::BufWriter::with_capacity(64 * 1024, ChannelWriter(sender));
+            let target = if tar { ExportTarget::Tar(&mut writer) } else { ExportTarget::Patch(&mut writer) };
+            let done = store.export(&branch, target);
+            (done, writer.flush())
+        });
+        let (done, flushed) = done.await;
+        if done.is_err() || flushed.is_err() {
+            let _ = end.send(Err(io::ErrorKind::BrokenPipe.into())).await;
+        }
+        done
+    });
+    let first = tokio::select! {
+        biased;
+        first = receiver.recv() => first,
+        done = &mut export => {
+            if let Ok(Err(error)) = done {
+                return Err(error.into());
+            }
+            receiver.recv().await
+        }
+    };
+    match first {
+        None => Ok(Response::new(Body::empty())),
+        Some(Err(_)) => match export.await {
+            Ok(Err(error)) => Err(error.into()),
+            Ok(Ok(_)) | Err(_) => Err(Problem::usage("the export broke off")),
+        },
+        Some(Ok(first)) => {
+            let chunks =
+                tokio_stream::StreamExt::chain(tokio_stream::once(Ok(first)), ReceiverStream::new(receiver));
+            Ok(Response::new(Body::from_stream(chunks)))
+        }
+    }
+}
+
+/// Writes to a channel; blocks while the client reads slowly, fails when it is gone.
+struct ChannelWriter(mpsc::Sender<io::Result<Bytes>>);
+
+impl Write for ChannelWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let sent = self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes)));
+        sent.map(|()| bytes.len()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+pub(crate) async fn export_git(
+    State(app): State<App>,
+    Path(branch): Path<String>,
+    Input(request): Input<ExportGit>,
+) -> Reply<ExportReply> {
+    let branch = branch_id(&app, branch).await?;
+    let ExportGit { repo, name, message, author } = request;
+    let named = name.clone();
+    let export = move |store: &vfs::Store| {
+        let git = GitRef { repo: repo.into(), name, message, author, force: false };
+        store.export(&branch, ExportTarget::GitRef(git))
+    };
+    let report = app.runner.with_store(export).await?;
+    Ok(Json(ExportReply { commit: report.commit, name: Some(named), warnings: Vec::new() }))
+}
+
+/// Names of the form that the runner gives its own branches are its own: it drops those at its start.
+fn check_name(name: Option<&str>) -> Result<(), Problem> {
+    match name {
+        Some(name) if name.parse::<VerifyId>().is_ok() => {
+            Err(Problem::usage("a branch can't be named like a verify"))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
