@@ -308,7 +308,16 @@ impl Model {
         let now: Vec<_> = self.fixture.store().branches().unwrap().into_iter().map(|info| info.id).collect();
         let target = match op {
             Op::Edit(n, op) => self.pick(*n).map(|branch| (branch.clone(), apply(&before[&branch], op))),
-            _ => None,
+            Op::Raw(..)
+            | Op::Create
+            | Op::Fork(..)
+            | Op::Scan(_)
+            | Op::Drop(_)
+            | Op::At(_)
+            | Op::Flatten
+            | Op::Idle
+            | Op::Reopen
+            | Op::Kill(..) => None,
         };
         for branch in &now {
             let seen = self.seen(branch);
