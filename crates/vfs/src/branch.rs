@@ -2,7 +2,7 @@
 //! database. The order of every operation leaves, whenever the runner is killed, a state that `recover` repairs.
 
 use std::io;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use proto::api::BranchInfo;
 use proto::error::{Code, Coded};
@@ -311,7 +311,7 @@ impl Store {
             self.inner.live.step("create: directory");
             if detail.is_some() {
                 let mounted = engine.mount(&dir, &[lower]).map_err(CreateError::from)?;
-                fill(&Root(std::sync::Arc::new(mounted)))?;
+                fill(&Root(Arc::new(mounted)))?;
                 self.inner.live.step("create: filled");
             }
             let new = NewBranch {
@@ -459,12 +459,13 @@ impl Store {
         let engine = self.engine(if layers.copy { "copy" } else { "overlay" });
         let dir = self.inner.layout.branch(branch);
         let mounted = engine.mount(&dir, &self.lower_dirs(&layers.lower)).map_err(io_error)?;
-        let root = self.inner.live.remember(branch, mounted);
+        let root = Root(Arc::new(mounted));
         if self.inner.live.unscanned().contains(branch) {
             self.scan_after_kill(branch, &root)
                 .map_err(|source| MountError::Recover { branch: branch.clone(), source: Box::new(source) })?;
             self.inner.live.unscanned().remove(branch);
         }
+        self.inner.live.remember(branch, &root);
         Ok(root)
     }
 
@@ -529,6 +530,11 @@ impl Store {
 
     /// Deletes what a layer says, a little at a time: others want to write too.
     pub(crate) fn forget_entries(&self, layer: &LayerId) -> Result<(), DbError> {
+        let some = "SELECT EXISTS (SELECT 1 FROM entries WHERE layer = ?1)";
+        let some: bool = self.inner.db.read().query_row(some, [layer.as_str()], |row| row.get(0))?;
+        if !some {
+            return Ok(());
+        }
         let sql = "DELETE FROM entries WHERE layer = ?1 AND path IN
                    (SELECT path FROM entries WHERE layer = ?1 LIMIT 5000)";
         loop {

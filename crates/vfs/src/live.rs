@@ -66,11 +66,9 @@ impl Live {
     }
 
     /// Remembers a new mount.
-    pub(crate) fn remember(&self, branch: &BranchId, mounted: Mounted) -> Root {
-        let mounted = Arc::new(mounted);
-        let root = Root(Arc::clone(&mounted));
-        self.mounts().insert(branch.clone(), Cached { mounted, used: Instant::now() });
-        root
+    pub(crate) fn remember(&self, branch: &BranchId, root: &Root) {
+        let cached = Cached { mounted: Arc::clone(&root.0), used: Instant::now() };
+        self.mounts().insert(branch.clone(), cached);
     }
 
     /// Whether somebody may have written to the branch other than by recorded edits.

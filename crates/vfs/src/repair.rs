@@ -200,7 +200,7 @@ impl Repair<'_> {
             None => return Ok(true),
             Some(FileKind::Dir) => below.kind == Kind::Dir && self.is_empty(path)?,
             Some(FileKind::File | FileKind::Symlink) => {
-                self.read(path)?.and_then(|now| now.hash) == below.hash
+                self.read(path, false)?.and_then(|now| now.hash) == below.hash
             }
             Some(FileKind::Other) => below.kind == Kind::Other,
         };
@@ -243,18 +243,18 @@ impl Repair<'_> {
 
     fn content(&mut self, path: &TreePath, entry: &Entry) -> Result<(), Failed> {
         let there = self.there(path)?;
-        let now = match there {
-            Some(FileKind::File | FileKind::Symlink) => self.read(path)?,
-            Some(FileKind::Dir | FileKind::Other) | None => None,
-        };
-        let same = |now: &Entry| now.kind == entry.kind && now.hash == entry.hash;
-        if now.as_ref().is_some_and(same) || (entry.hash.is_none() && there.is_some()) {
-            return Ok(());
-        }
         if entry.class == Class::Ignored || !entry.kept {
             if there.is_none() {
                 self.report.lost(format!("{path}: its content was not kept"));
             }
+            return Ok(());
+        }
+        let now = match there {
+            Some(FileKind::File | FileKind::Symlink) => self.read(path, false)?,
+            Some(FileKind::Dir | FileKind::Other) | None => None,
+        };
+        let same = |now: &Entry| now.kind == entry.kind && now.hash == entry.hash;
+        if now.as_ref().is_some_and(same) || (entry.hash.is_none() && there.is_some()) {
             return Ok(());
         }
         let contents = Contents { store: self.store, conn: self.conn, branch: None, chain: &self.chain };
@@ -270,9 +270,7 @@ impl Repair<'_> {
             None => {}
             Some(FileKind::Dir | FileKind::Other) => self.keep_and_remove(path)?,
             Some(FileKind::File | FileKind::Symlink) => {
-                if let Some(now) = &now {
-                    self.keep(path, entry, now)?;
-                }
+                self.keep(path, entry)?;
             }
         }
         let owner = self.store.inner.options.owner;
@@ -292,9 +290,9 @@ impl Repair<'_> {
         Ok(())
     }
 
-    /// What is there now, its content kept.
-    fn read(&self, path: &TreePath) -> Result<Option<Entry>, Failed> {
-        let job = Job { path: path.clone(), root: None, keep: true, kept: None };
+    /// What is there now.
+    fn read(&self, path: &TreePath, keep: bool) -> Result<Option<Entry>, Failed> {
+        let job = Job { path: path.clone(), root: None, keep, kept: None };
         let read = hashing::read_all(self.root, &self.store.inner.blobs, &[job]);
         let read = read.map_err(io::Error::other)?.into_iter().next().flatten();
         Ok(read.map(|read| Entry {
@@ -310,8 +308,9 @@ impl Repair<'_> {
 
     /// Puts what was found and never recorded into the branch's history, and right after it what is put back. An empty
     /// file is what a power cut makes of a new one: nobody wrote that.
-    fn keep(&self, path: &TreePath, recorded: &Entry, now: &Entry) -> Result<(), Failed> {
-        let (Some(branch), Some(hash)) = (self.branch, now.hash) else { return Ok(()) };
+    fn keep(&self, path: &TreePath, recorded: &Entry) -> Result<(), Failed> {
+        let (Some(branch), Some(now)) = (self.branch, self.read(path, true)?) else { return Ok(()) };
+        let Some(hash) = now.hash else { return Ok(()) };
         if now.size == 0 && recorded.size != 0 {
             return Ok(());
         }
@@ -319,7 +318,7 @@ impl Repair<'_> {
         inner.blobs.sync_all(&[hash]).map_err(io::Error::other)?;
         let now_ms = inner.options.clock.now_ms();
         let actor = Actor::recovery();
-        let found = Entry { class: recorded.class, ..now.clone() };
+        let found = Entry { class: recorded.class, ..now };
         let rows = [
             NewRow::change(branch, &actor, "modify", path, Some(recorded), &found),
             NewRow::change(branch, &actor, "modify", path, Some(&found), recorded),
@@ -368,7 +367,7 @@ impl Repair<'_> {
         let back = match kind {
             FileKind::Dir => self.is_empty(path)?,
             FileKind::File | FileKind::Symlink => {
-                let now = self.read(path)?.and_then(|now| now.hash);
+                let now = self.read(path, false)?.and_then(|now| now.hash);
                 now.is_some() && now == before.map(blake3::Hash::from_bytes)
             }
             FileKind::Other => false,
