@@ -24,7 +24,8 @@ impl Machine for Unconfined {
         let mut unshare = testkit::process::command("unshare");
         unshare.args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]);
         let dir = self.dir.path().display().to_string();
-        let here = |part: &String| part.replace("/work", &dir).replace("\"/tmp", &format!("\"{dir}"));
+        // In this order: the directory itself is below `/tmp`.
+        let here = |part: &String| part.replace("\"/tmp", &format!("\"{dir}")).replace("/work", &dir);
         unshare.args(program.argv.iter().map(here)).env_clear().envs(program.env.iter().cloned());
         let output = unshare.current_dir(self.dir.path()).stdin(std::process::Stdio::null()).output();
         let output = output.expect("unshare starts");

@@ -7,6 +7,7 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
@@ -40,7 +41,9 @@ impl Host {
         if let Some(home) = &home {
             plant(&home.path().join("secret"));
         }
-        let abstract_name = format!("tendon-probes-{}", std::process::id());
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let abstract_name = format!("tendon-probes-{}-{count}", std::process::id());
         let address = SocketAddr::from_abstract_name(&abstract_name).expect("an abstract name");
         let listeners = (
             TcpListener::bind("127.0.0.1:0").expect("a port"),

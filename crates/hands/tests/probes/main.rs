@@ -118,29 +118,3 @@ fn there_are_enough_probes_and_each_has_its_own_name() {
     assert!(names.len() >= PROBES_MIN, "{}", names.len());
     assert_eq!(names.len(), unique.len());
 }
-#[test]
-fn debug_one() {
-    let Some(only) = testkit::process::variable("TENDON_PROBE_ONLY") else { return };
-    let host = Host::new();
-    let tier = Sandbox::new(&host);
-    for (_, probes) in GROUPS {
-        for probe in probes.iter().filter(|probe| only.split(',').any(|name| name == probe.name)) {
-            let small = bombs::PROBES.iter().any(|bomb| bomb.name == probe.name);
-            let size = if small { Size::Small } else { Size::Usual };
-            let machine = probe::Tier::boot(&tier, size);
-            std::thread::sleep(std::time::Duration::from_secs(
-                testkit::process::variable("TENDON_PROBE_WAIT").and_then(|s| s.parse().ok()).unwrap_or(0),
-            ));
-            for script in [probe.harmless, probe.malicious, probe.harmless] {
-                let start = std::time::Instant::now();
-                let ran = machine.run(&probe::program(probe, script, &host));
-                let text: String = ran.output.chars().take(6000).collect();
-                println!("{} {:?} {:?}\n{}", probe.name, start.elapsed(), ran.outcome, text);
-            }
-            println!("host {:?}", host.unharmed(""));
-            let wait =
-                testkit::process::variable("TENDON_PROBE_WAIT").and_then(|s| s.parse().ok()).unwrap_or(0);
-            std::thread::sleep(std::time::Duration::from_secs(wait));
-        }
-    }
-}

@@ -137,7 +137,6 @@ attempt("have more ids", lambda: int(read("/proc/self/uid_map").split()[2]) > 1)
         name: "own limits",
         why: "a process may lower its limits, never raise them, nor its protection from the memory killer",
         harmless: Py(r#"
-write("/proc/self/oom_score_adj", b"1000")
 must(in_child(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)) is None)); must(in_child(lambda: os.nice(5) >= 5))
 must(in_child(lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)) is None));
 must(in_child(lambda: os.setpriority(os.PRIO_PGRP, 0, 5) is None)); must(ok("ioprio_set", 1, 0, 3 << 13))
@@ -178,6 +177,8 @@ pub const ENVIRONMENT: &[Probe] = &[
         harmless: Sh(r#"PROBE_OWN=1 sh -c 'test "$PROBE_OWN" = 1' && test -n "$PATH""#),
         malicious: Py(r#"
 known = {"PATH", "HOME", "LC_CTYPE", "LANG", "USER", "LOGNAME", "SHELL", "PWD", "TMPDIR", "TERM"}
+# What makes package managers work without a network.
+known |= {"CARGO_NET_OFFLINE", "npm_config_offline", "npm_config_audit", "npm_config_fund", "npm_config_update_notifier", "PIP_NO_INDEX", "PIP_DISABLE_PIP_VERSION_CHECK"}
 attempt("find a variable that was not given", lambda: [name for name in os.environ if name not in known and not name.startswith("PROBE_")])
 for pid in [name for name in os.listdir("/proc") if name.isdigit()]:
     try:

@@ -106,7 +106,7 @@ attempt("SIGIO to the host's process", owner)
     Probe {
         name: "kill everything",
         why: "kill -1 takes the caller's own processes and leaves the hand",
-        harmless: Py(r#"must(os.getppid() >= 1); must(subprocess.call(["sh", "-c", "kill -0 $$"]) == 0)"#),
+        harmless: Py(GONE),
         malicious: Py(r#"
 print("held: kill -1 is tried", flush=True)
 os.setsid() if os.getpid() != os.getsid(0) else None
@@ -157,6 +157,29 @@ if parent != 1:
     os.kill(parent, signal.SIGSTOP)
 time.sleep(0.2)
 print("end", flush=True)
+"#),
+        expect: KillsItsExec,
+        control: Skip,
+    },
+    Probe {
+        name: "outlive the time limit",
+        why: "a timeout kills the tree, with what left its session, its group and its parent",
+        harmless: Py(GONE),
+        malicious: Py(r#"
+print("held: daemons are started", flush=True)
+for depth in (1, 2, 3):
+    if os.fork() == 0:
+        for _ in range(depth):
+            os.setsid() if os.getsid(0) != os.getpid() else None
+            if os.fork():
+                os._exit(0)
+        for number in range(1, 32):
+            if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_IGN)
+        os.closerange(0, 16)
+        time.sleep(60)
+        open("/work/outlived", "w").write("x")
+time.sleep(60)
 "#),
         expect: KillsItsExec,
         control: Skip,
