@@ -10,12 +10,13 @@ use std::sync::atomic::AtomicU64;
 
 use proto::hand::{BOOT_BYTES_MAX, BootConfig, BootConfigError, CHANNEL_FD, CONFIG_FD};
 use rustix::fs::{Mode, OFlags};
-use rustix::process::DumpableBehavior;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
 use sys::supervise::{Spawner, child_signal, inherited_fd, reset_signals};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
 use crate::confine;
+use crate::limits::SIGNALS_QUEUED_MAX;
 use crate::serve::{Server, serve};
 use crate::table::{Cause, Table};
 
@@ -77,6 +78,7 @@ pub fn run() -> Result<(), BootError> {
     // As the first process of a namespace it gets all orphans anyway.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|errno| host("prctl(PR_SET_CHILD_SUBREAPER)")(errno.into()))?;
+    limit_queues().map_err(host("setrlimit"))?;
     let root = enter(&config.work_dir)?;
     let null = File::options().read(true).open("/dev/null").map_err(host("opening /dev/null"))?;
     let landlock = confine::landlock(&config)?;
@@ -108,6 +110,16 @@ async fn live(server: Server, table: Arc<Table>, channel: OwnedFd) -> Result<(),
         () = serve(server, channel) => Ok(()),
         result = table.reap_all(signal) => result.map_err(host("reading SIGCHLD")),
     }
+}
+
+/// For all commands. Set here and not by the runner: a user namespace would take over a limit that its maker has, as a bound
+/// of all that the same user of the host makes.
+fn limit_queues() -> io::Result<()> {
+    let most =
+        |limit: Option<u64>| Some(limit.map_or(SIGNALS_QUEUED_MAX, |limit| limit.min(SIGNALS_QUEUED_MAX)));
+    let now = getrlimit(Resource::Sigpending);
+    let maximum = most(now.maximum);
+    Ok(setrlimit(Resource::Sigpending, Rlimit { current: maximum, maximum })?)
 }
 
 fn take(fd: i32) -> Result<OwnedFd, BootError> {

@@ -26,3 +26,6 @@ pub const PROCESSES_MAX: usize = 65_536;
 pub const PATH_BYTES_MAX: usize = 4096;
 /// Between two reads of what nobody hears any more.
 pub const SINK_PAUSE: Duration = Duration::from_millis(10);
+/// Signals and timers that may be queued: the kernel counts them by user of the host too, which all hands share, so that
+/// each gets a part of the usual 100,000.
+pub const SIGNALS_QUEUED_MAX: u64 = 4096;

@@ -246,6 +246,8 @@ mod tests {
             "migrate_pages",
             "move_pages",
             "memfd_secret",
+            "io_setup",
+            "io_submit",
         ];
         let list = list();
         let groups = list.group.iter().flat_map(|group| &group.syscalls);

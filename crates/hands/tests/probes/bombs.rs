@@ -321,3 +321,177 @@ attempt("a million timers", timers)
         control: Skip,
     },
 ];
+
+/// Programs that take a thing of which the host, or the user that hands run as, has only so many, and keep it. The harmless one
+/// runs in another hand meanwhile.
+pub const NEIGHBOURS: &[Probe] = &[
+    Probe {
+        name: "queued signals and timers",
+        why: "the kernel counts them by user of the host",
+        harmless: Py(r#"
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+must(libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0)
+must(libc.timer_create(0, None, ctypes.byref(ctypes.c_void_p())) == 0)
+"#),
+        malicious: Py(r#"
+libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+def take():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (resource.getrlimit(resource.RLIMIT_SIGPENDING)[1],) * 2)
+    while libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0:
+        pass
+keep(take)
+"#),
+        expect: Held,
+        control: Skip,
+    },
+    Probe {
+        name: "native asynchronous I/O",
+        why: "fs.aio-max-nr is the whole machine's: databases of the host would fail",
+        harmless: Py(
+            r#"must(not int(read("/proc/sys/fs/aio-nr")) or int(read("/proc/sys/fs/aio-nr")) < int(read("/proc/sys/fs/aio-max-nr")) // 2)"#,
+        ),
+        malicious: Py(r#"
+def take():
+    context = ctypes.c_ulong(0)
+    number = 206 if platform.machine() == "x86_64" else 0
+    for size in [8192] * 64 + [128] * 512:
+        context = ctypes.c_ulong(0)
+        libc.syscall(ctypes.c_long(number), ctypes.c_long(size), ctypes.byref(context))
+keep(take)
+"#),
+        expect: Held,
+        control: Skip,
+    },
+    Probe {
+        name: "pipe pages",
+        why: "the kernel counts them by user of the host, beyond which pipes become small",
+        harmless: Py(
+            r#"read_end, write_end = os.pipe(); must(fcntl.fcntl(write_end, 1032) >= 65536, "a pipe of full size")"#,
+        ),
+        malicious: Py(r#"
+def take():
+    while True:
+        fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)
+keep(take)
+"#),
+        expect: Held,
+        control: Skip,
+    },
+    Probe {
+        name: "locked memory",
+        why: "the kernel counts some of it by user of the host",
+        harmless: Py(
+            r#"area = mmap.mmap(-1, 4096); must(libc.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(area))), 4096) == 0)"#,
+        ),
+        malicious: Py(r#"
+def take():
+    for _ in range(100):
+        area = mmap.mmap(-1, 1 << 20)
+        libc.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(area))), 1 << 20)
+        held.append(area)
+held = []
+keep(take)
+"#),
+        expect: Held,
+        control: Skip,
+    },
+    Probe {
+        name: "epoll watches",
+        why: "the kernel counts them by user of the host",
+        harmless: Py(
+            r#"import select; poll = select.epoll(); poll.register(0 if stat.S_ISFIFO(os.fstat(0).st_mode) else os.pipe()[0], 1)"#,
+        ),
+        malicious: Py(r#"
+import select
+held = []
+def take():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    ends = [os.pipe()[0] for _ in range(400)]
+    while True:
+        poll = select.epoll()
+        held.append(poll)
+        for end in ends:
+            poll.register(end, 1)
+keep(take)
+"#),
+        expect: Contained,
+        control: Skip,
+    },
+];
+
+/// The same for what all hands of a runner still share, since they run as one user of the host (`THREATS.md` lists it): here the
+/// harmless one runs on the host.
+pub const SHARED: &[Probe] = &[
+    Probe {
+        name: "inotify instances",
+        why: "the kernel counts them by user of the host, 128 as a rule",
+        harmless: Py(
+            r#"fd = libc.inotify_init1(0); must(fd >= 0); must(libc.inotify_add_watch(fd, b"/work", 0x100) >= 0)"#,
+        ),
+        malicious: Py(r#"
+def take():
+    while libc.inotify_init1(0) >= 0:
+        pass
+keep(take)
+"#),
+        expect: Held,
+        control: Skip,
+    },
+    Probe {
+        name: "inotify watches",
+        why: "likewise",
+        harmless: Py(r#"fd = libc.inotify_init1(0); must(libc.inotify_add_watch(fd, b"/proc", 0x100) >= 0)"#),
+        malicious: Py(r#"
+os.makedirs("/tmp/many", exist_ok=True)
+def take():
+    fd = libc.inotify_init1(0)
+    for number in range(200000):
+        path = f"/tmp/many/{number}"
+        create(path)
+        if libc.inotify_add_watch(fd, path.encode(), 0x100) < 0:
+            return
+        os.link(path, path + "l"); os.remove(path)
+keep(take)
+"#),
+        expect: Held,
+        control: Skip,
+    },
+    Probe {
+        name: "terminals",
+        why: "kernel.pty.max is the whole machine's",
+        harmless: Py(r#"import pty; must(len(os.openpty()) == 2)"#),
+        malicious: Py(r#"
+def take():
+    while True:
+        os.open("/dev/ptmx", os.O_RDWR)
+keep(take)
+"#),
+        expect: Held,
+        control: Skip,
+    },
+    Probe {
+        name: "descriptors in flight",
+        why: "the kernel counts them by user of the host",
+        harmless: Py(
+            r#"one, two = socket.socketpair(); socket.send_fds(one, [b"x"], [0]); must(socket.recv_fds(two, 1, 1)[1])"#,
+        ),
+        malicious: Py(r#"
+held = []
+def take():
+    while True:
+        one, two = socket.socketpair()
+        one.setblocking(False)
+        held.append((one, two))
+        try:
+            while True:
+                socket.send_fds(one, [b"x"], [0] * 200)
+        except BlockingIOError:
+            pass
+keep(take)
+"#),
+        expect: Held,
+        control: Skip,
+    },
+];

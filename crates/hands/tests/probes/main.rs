@@ -14,7 +14,7 @@ mod sockets;
 
 use bare::Bare;
 use host::Host;
-use probe::{Probe, Size, run_controls, run_each, run_group};
+use probe::{Probe, Size, run_beside, run_controls, run_each, run_group};
 use sandbox::Sandbox;
 
 /// Every group, by name.
@@ -28,6 +28,8 @@ const GROUPS: &[(&str, &[Probe])] = &[
     ("powers", kernel::POWERS),
     ("sockets", sockets::PROBES),
     ("bombs", bombs::PROBES),
+    ("neighbours", bombs::NEIGHBOURS),
+    ("shared", bombs::SHARED),
 ];
 
 /// The fewest pairs that the sandbox tier must stand.
@@ -97,6 +99,23 @@ fn bombs_hit_their_own_hand_only() {
     if sandbox::possible() {
         let host = Host::new();
         run_each(&Sandbox::new(&host), &host, Size::Small, bombs::PROBES);
+    }
+}
+
+#[test]
+fn a_hand_takes_nothing_from_its_neighbours() {
+    if sandbox::possible() {
+        let host = Host::new();
+        let tier = Sandbox::new(&host);
+        run_beside(&tier, &tier, &host, bombs::NEIGHBOURS);
+    }
+}
+
+#[test]
+fn what_hands_share_is_not_the_hosts() {
+    if sandbox::possible() {
+        let host = Host::new();
+        run_beside(&Sandbox::new(&host), &Bare, &host, bombs::SHARED);
     }
 }
 

@@ -191,6 +191,31 @@ pub fn program(probe: &Probe, script: Script, host: &Host) -> Program {
     program
 }
 
+/// Runs each harmless program in a neighbour's hand (or on the host) while, in another, the malicious one keeps what it took.
+pub fn run_beside(tier: &dyn Tier, neighbour: &dyn Tier, host: &Host, probes: &[Probe]) {
+    let neighbour = neighbour.boot(Size::Usual);
+    let beside = |probe: &Probe| {
+        let machine = tier.boot(Size::Usual);
+        let harmless = program(probe, probe.harmless, host);
+        let lived = |when: &str| {
+            let problem = |problem| format!("{} ({}): {when}: {problem}", probe.name, probe.why);
+            neighbour.run(&harmless).lived().map_err(problem)
+        };
+        lived("before")?;
+        let ran = machine.run(&program(probe, probe.malicious, host));
+        ran.held(probe.expect).map_err(|problem| format!("{}: {problem}", probe.name))?;
+        lived("while a hand keeps all it could take")
+    };
+    let failed: Vec<String> = probes.iter().filter_map(|probe| beside(probe).err()).collect();
+    assert!(
+        failed.is_empty(),
+        "{} of {} probes failed\n\n{}",
+        failed.len(),
+        probes.len(),
+        failed.join("\n\n")
+    );
+}
+
 /// Runs the malicious programs of a group where nothing confines them; panics if one that should does no harm.
 pub fn run_controls(bare: &dyn Tier, host: &Host, probes: &[Probe]) {
     let machine = bare.boot(Size::Usual);
