@@ -61,7 +61,7 @@ impl Live {
         Some(root)
     }
 
-    fn handed_out(&self) -> MutexGuard<'_, HashSet<BranchId>> {
+    pub(crate) fn handed_out(&self) -> MutexGuard<'_, HashSet<BranchId>> {
         self.handed_out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -6,16 +6,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use proto::ids::BranchId;
+use testkit::process::variable;
 
 use crate::edit::EditError;
 use crate::engine::tests::{Fixture, me, on_all, open, path};
 use crate::entries::Kind;
 use crate::world::{Shown, shown};
-use crate::{EngineChoice, ForkBusy};
+use crate::{AuditFilter, EngineChoice, ForkBusy};
 
 /// Every path that the operations use; parents before children.
 const PATHS: &[&str] = &["a", "b", "d", "d/a", "d/b", "d/e", "d/e/a", "x", "x/y", "x/y/z"];
 const BASE: &[(&str, &str)] = &[("a", "base"), ("d/a", "base"), ("d/e/a", "base")];
+/// Unless `MODEL_CASES` says another number.
 const CASES: u32 = 12;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,15 +69,15 @@ fn file_op() -> impl Strategy<Value = FileOp> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let branch = any::<usize>();
+    let branch = || 0_usize..6;
     let one = prop_oneof![
-        8 => (branch, file_op()).prop_map(|(b, op)| Op::Raw(b, op)),
-        6 => (branch, file_op()).prop_map(|(b, op)| Op::Edit(b, op)),
+        8 => (branch(), file_op()).prop_map(|(b, op)| Op::Raw(b, op)),
+        6 => (branch(), file_op()).prop_map(|(b, op)| Op::Edit(b, op)),
         1 => Just(Op::Create),
-        4 => (branch, any::<bool>()).prop_map(|(b, frozen)| Op::Fork(b, frozen)),
-        3 => branch.prop_map(Op::Scan),
-        1 => branch.prop_map(Op::Drop),
-        1 => branch.prop_map(Op::At),
+        4 => (branch(), any::<bool>()).prop_map(|(b, frozen)| Op::Fork(b, frozen)),
+        3 => branch().prop_map(Op::Scan),
+        1 => branch().prop_map(Op::Drop),
+        1 => branch().prop_map(Op::At),
         1 => Just(Op::Flatten),
         1 => Just(Op::Idle),
         1 => Just(Op::Reopen),
@@ -175,8 +177,15 @@ impl Model {
         Self { fixture, engine, base, branches, past: Vec::new(), kills: BTreeMap::new() }
     }
 
+    /// By age: ids are random.
     fn pick(&self, n: usize) -> Option<BranchId> {
-        self.branches.keys().nth(n.checked_rem(self.branches.len())?).cloned()
+        let mut all: Vec<_> = self.branches.keys().collect();
+        let first = |id: &BranchId| {
+            let filter = AuditFilter { branch: Some(id.clone()), limit: Some(1), ..AuditFilter::default() };
+            self.fixture.store().audit_log(&filter).unwrap()[0].seq
+        };
+        all.sort_by_key(|id| first(id));
+        all.get(n.checked_rem(all.len())?).map(|id| (*id).clone())
     }
 
     fn seen(&self, branch: &BranchId) -> Tree {
@@ -370,8 +379,8 @@ impl Model {
 fn stores_behave_like_maps_whatever_happens() {
     on_all("model_tests::stores_behave_like_maps_whatever_happens", |engine| {
         let config = ProptestConfig {
-            cases: CASES,
-            max_shrink_iters: 200,
+            cases: variable("MODEL_CASES").and_then(|cases| cases.parse().ok()).unwrap_or(CASES),
+            max_shrink_iters: 300,
             failure_persistence: None,
             ..ProptestConfig::default()
         };

@@ -1,7 +1,8 @@
 //! Putting a state directory in order when it is opened: what an interrupted operation left is undone or removed, and
 //! after a power cut the files of branches are compared with what is recorded of them.
 //!
-//! `meta.run` says how the last runner ended: `clean BOOT` or `open BOOT`, BOOT the kernel's id of that boot. Open on
+//! `meta.run` says how the last runner ended: `clean BOOT` or `open BOOT`, BOOT the kernel's id of that boot. Clean:
+//! `meta.unscanned` names the branches that something may have written to unrecorded. Open on
 //! this boot: it was killed, and all that its processes wrote is there; each branch is scanned when it is first
 //! mounted. Open on another boot: the machine went down, and files that were not synced may be gone.
 
@@ -112,9 +113,10 @@ impl Store {
             let layers = layer_rows(&self.inner.db.read())?;
             self.repair(&layers, &mut report)?;
         }
-        if report.unclean {
-            self.inner.live.unscanned().extend(layers.iter().filter_map(|layer| layer.branch.clone()));
-        }
+        let handed_out = if report.unclean { None } else { Some(unscanned(&self.inner.db.read())?) };
+        let all = layers.iter().filter_map(|layer| layer.branch.clone());
+        let all = all.filter(|branch| handed_out.as_ref().is_none_or(|some| some.contains(branch.as_str())));
+        self.inner.live.unscanned().extend(all);
         self.record_run(&format!("open {boot}"))?;
         if report != RecoveryReport::default() {
             tracing::info!(?report, "the last runner did not end in order");
@@ -248,15 +250,28 @@ fn record_run(conn: &Connection, run: &str) -> Result<(), DbError> {
 impl Drop for Inner {
     /// An orderly end: what was written is on the disk before it is said that nothing has to be looked at.
     fn drop(&mut self) {
-        if self.live.is_killed() || self.live.report.get().is_none() || !self.live.unscanned().is_empty() {
+        if self.live.is_killed() || self.live.report.get().is_none() || self.blobs.settle().is_err() {
             return;
         }
-        let synced = self.blobs.settle();
-        if synced.is_ok() {
-            let run = format!("clean {}", boot_id());
-            let _ = self.db.write(|tx| record_run(tx, &run));
-        }
+        let mut unscanned: Vec<_> = self.live.handed_out().iter().map(ToString::to_string).collect();
+        unscanned.extend(self.live.unscanned().iter().map(ToString::to_string));
+        let run = format!("clean {}", boot_id());
+        let _ = self.db.write(|tx| {
+            tx.execute(
+                "INSERT OR REPLACE INTO meta (key, value) VALUES ('unscanned', ?1)",
+                [unscanned.join(" ").as_bytes()],
+            )?;
+            record_run(tx, &run)
+        });
     }
+}
+
+/// Branches that the last runner could not vouch for when it ended in order.
+fn unscanned(conn: &Connection) -> Result<HashSet<String>, DbError> {
+    let sql = "SELECT value FROM meta WHERE key = 'unscanned'";
+    let found: Option<Vec<u8>> = conn.query_row(sql, [], |row| row.get(0)).optional()?;
+    let found = String::from_utf8_lossy(&found.unwrap_or_default()).into_owned();
+    Ok(found.split_whitespace().map(str::to_owned).collect())
 }
 
 fn layer_rows(conn: &Connection) -> Result<Vec<LayerRow>, DbError> {

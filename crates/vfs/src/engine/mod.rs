@@ -181,18 +181,21 @@ impl Mounted {
             (How::Overlay { mounts, attached }, Err(error))
                 if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) =>
             {
-                // Before Linux 6.15 a detached mount can't be cloned.
-                let mut attached = attached.lock().unwrap_or_else(PoisonError::into_inner);
-                if attached.is_none() {
-                    let target = overlay::mount_point(mounts)?;
-                    sys::mount::attach(self.fd(), &target)
-                        .inspect_err(|_| drop(std::fs::remove_dir(&target)))?;
-                    *attached = Some(target);
-                }
-                sys::mount::clone(self.fd())
+                self.clone_attached(mounts, attached)
             }
             (How::Overlay { .. }, clone) => clone,
         }
+    }
+
+    /// Before Linux 6.15 a detached mount can't be cloned: it is attached in this process's own mount namespace first.
+    fn clone_attached(&self, mounts: &Path, attached: &Mutex<Option<PathBuf>>) -> io::Result<OwnedFd> {
+        let mut attached = attached.lock().unwrap_or_else(PoisonError::into_inner);
+        if attached.is_none() {
+            let target = overlay::mount_point(mounts)?;
+            sys::mount::attach(self.fd(), &target).inspect_err(|_| drop(std::fs::remove_dir(&target)))?;
+            *attached = Some(target);
+        }
+        sys::mount::clone(self.fd())
     }
 }
 

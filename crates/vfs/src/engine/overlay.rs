@@ -205,3 +205,56 @@ pub(super) fn unmount(target: &Path) {
     let _ = sys::mount::detach(target);
     let _ = std::fs::remove_dir(target);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use testkit::{Need, have};
+
+    use super::*;
+
+    fn mounts() -> String {
+        std::fs::read_to_string("/proc/self/mountinfo").unwrap()
+    }
+
+    #[test]
+    fn older_kernels_get_their_mounts_attached() {
+        if !have(Need::Root) {
+            return;
+        }
+        testkit::user::private_mounts(
+            "engine::overlay::tests::older_kernels_get_their_mounts_attached",
+            || {
+                let dir = testkit::temp_dir("old");
+                let layers: Vec<_> =
+                    (0..120).map(|n| dir.path().join(format!("layer-with-a-long-name-{n}"))).collect();
+                for layer in &layers {
+                    std::fs::create_dir(layer).unwrap();
+                }
+                std::fs::write(layers[119].join("file"), "below").unwrap();
+                for old_kernel in [true, false] {
+                    let mut engine = OverlayEngine::new(None, dir.path().join("mnt"), Arc::default());
+                    engine.old_kernel = old_kernel;
+                    let branch = dir.path().join(format!("branch-{old_kernel}"));
+                    engine.create(&branch, &layers[119]).unwrap();
+                    let mounted = engine.mount(&branch, &layers).unwrap();
+                    assert_eq!(mounts().contains("tendon"), old_kernel);
+                    let How::Overlay { mounts: at, attached } = &mounted.how else {
+                        panic!("not an overlay")
+                    };
+                    let clone = mounted.clone_attached(at, attached).unwrap();
+                    assert!(mounts().contains("tendon"));
+                    let seen = format!("/proc/self/fd/{}", clone.as_raw_fd());
+                    std::fs::write(format!("{seen}/new"), "above").unwrap();
+                    let root = format!("/proc/self/fd/{}", mounted.fd().as_raw_fd());
+                    assert_eq!(std::fs::read_to_string(format!("{root}/new")).unwrap(), "above");
+                    assert_eq!(std::fs::read_to_string(format!("{root}/file")).unwrap(), "below");
+                    drop((mounted, clone));
+                    assert!(!mounts().contains("tendon"), "{}", mounts());
+                    assert_eq!(std::fs::read_dir(dir.path().join("mnt")).unwrap().count(), 0);
+                }
+            },
+        );
+    }
+}

@@ -336,3 +336,97 @@ fn a_mount_can_be_handed_to_another_namespace() {
         assert!(flags.contains(wanted), "{flags:?}");
     });
 }
+
+#[test]
+fn open_files_keep_their_meaning() {
+    on_all("engine::tests::open_files_keep_their_meaning", |engine| {
+        use std::io::{Read, Seek, Write};
+        let fixture = Fixture::new(engine, BASE);
+        let branch = fixture.create().id;
+        let at = fixture.at(&branch);
+        let read = |file: &mut std::fs::File| {
+            let mut out = String::new();
+            file.rewind().unwrap();
+            file.read_to_string(&mut out).unwrap();
+            out
+        };
+        // For a file of the base, once copied up, and for one of the branch.
+        at.write("own", "own file");
+        for name in ["a", "own"] {
+            let text = at.read(name);
+            let mut open = std::fs::File::options().read(true).append(true).open(at.join(name)).unwrap();
+            std::fs::remove_file(at.join(name)).unwrap();
+            at.write(name, "another");
+            open.write_all(b"+").unwrap();
+            assert_eq!(read(&mut open), format!("{text}+"), "unlinked and written through its descriptor");
+            assert_eq!(at.read(name), "another");
+            let mut open = std::fs::File::options().read(true).append(true).open(at.join(name)).unwrap();
+            at.write("over", "renamed over");
+            std::fs::rename(at.join("over"), at.join(name)).unwrap();
+            open.write_all(b"+").unwrap();
+            assert_eq!((read(&mut open).as_str(), at.read(name).as_str()), ("another+", "renamed over"));
+            let mut open = std::fs::File::options().append(true).open(at.join(name)).unwrap();
+            std::fs::rename(at.join(name), at.join("moved")).unwrap();
+            open.write_all(b"+").unwrap();
+            assert_eq!(at.read("moved"), "renamed over+", "a descriptor follows its file");
+            std::fs::rename(at.join("moved"), at.join(name)).unwrap();
+        }
+        // A reader that was there before a file of the base was copied up.
+        let mut before = std::fs::File::open(at.join("d/b")).unwrap();
+        std::fs::File::options().append(true).open(at.join("d/b")).unwrap().write_all(b"+").unwrap();
+        assert_eq!(at.read("d/b"), "base b+");
+        assert!(matches!(read(&mut before).as_str(), "base b" | "base b+"));
+        drop((before, at));
+        fixture.scan(&branch);
+        fixture.check(&branch);
+    });
+}
+
+#[test]
+fn a_large_directory_is_listed_while_it_is_emptied() {
+    on_all("engine::tests::a_large_directory_is_listed_while_it_is_emptied", |engine| {
+        const FILES: usize = 20_000;
+        let fixture = Fixture::new(engine, BASE);
+        let branch = fixture.create().id;
+        let at = fixture.at(&branch);
+        std::fs::create_dir(at.join("large")).unwrap();
+        for n in 0..FILES {
+            std::fs::File::create(at.join(&format!("large/{n}"))).unwrap();
+        }
+        let mut seen = std::collections::HashSet::new();
+        for entry in std::fs::read_dir(at.join("large")).unwrap() {
+            let name = entry.unwrap().file_name();
+            std::fs::remove_file(at.join("large").join(&name)).unwrap();
+            assert!(seen.insert(name), "listed twice");
+        }
+        assert_eq!(seen.len(), FILES);
+        std::fs::remove_dir(at.join("large")).unwrap();
+        drop(at);
+        fixture.scan(&branch);
+        fixture.check(&branch);
+    });
+}
+
+#[test]
+fn branches_of_the_hands_user_belong_to_it() {
+    if !have(Need::Root) {
+        return;
+    }
+    for engine in [EngineChoice::Overlay, EngineChoice::Copy] {
+        use std::os::unix::fs::MetadataExt;
+        let fixture = Fixture::new(engine, BASE);
+        let branch = fixture.create().id;
+        let editor = fixture.store().edit(&branch, &me()).unwrap();
+        editor.write(&path("x/new"), b"new", None).unwrap();
+        editor.write(&path("a"), b"edited", None).unwrap();
+        editor.symlink(&path("x/link"), b"new").unwrap();
+        let child = fixture.fork(&branch, ForkBusy::Quiet).id;
+        for branch in [&branch, &child] {
+            for name in ["", "a", "d/b", "x", "x/new", "x/link"] {
+                let meta = fixture.at(branch).join(name).symlink_metadata().unwrap();
+                assert_eq!((meta.uid(), meta.gid()), (testkit::OTHER_UID, testkit::OTHER_GID), "{name:?}");
+            }
+            assert_eq!(fixture.at(branch).join("").metadata().unwrap().mode() & 0o777, 0o755);
+        }
+    }
+}
