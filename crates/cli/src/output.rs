@@ -1,9 +1,10 @@
 //! All printing: data on standard output, everything else on standard error.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::cell::RefCell;
+use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use proto::error::ErrorBody;
+use proto::error::{Code, ErrorBody};
 use serde::Serialize;
 use serde_json::json;
 
@@ -33,6 +34,8 @@ pub(crate) struct Output {
     colour_err: bool,
     progress: bool,
     started: Instant,
+    /// Why standard output, or what is passed on to standard error, could not be written.
+    broken: RefCell<Option<io::Error>>,
 }
 
 impl Output {
@@ -46,6 +49,7 @@ impl Output {
             colour_err: err && colour,
             progress: err,
             started: Instant::now(),
+            broken: RefCell::default(),
         }
     }
 
@@ -54,15 +58,40 @@ impl Output {
         self.raw(format!("{}\n", text.as_ref()).as_bytes());
     }
 
-    /// Prints data as it is. Nobody reading it any more is no error.
+    /// Prints data as it is. What can't be written is told by [`Output::closed`] and [`Output::finish`].
     pub(crate) fn raw(&self, bytes: &[u8]) {
         let mut out = std::io::stdout().lock();
-        let _ = out.write_all(bytes).and_then(|()| out.flush());
+        self.written(out.write_all(bytes).and_then(|()| out.flush()));
     }
 
     /// Passes on what a command wrote to its standard error.
     pub(crate) fn raw_err(&self, bytes: &[u8]) {
-        let _ = std::io::stderr().lock().write_all(bytes);
+        self.written(std::io::stderr().lock().write_all(bytes));
+    }
+
+    fn written(&self, written: io::Result<()>) {
+        if let Err(error) = written {
+            self.broken.borrow_mut().get_or_insert(error);
+        }
+    }
+
+    /// Whether no data can be printed any more, so that making more of it is in vain.
+    pub(crate) fn closed(&self) -> bool {
+        self.broken.borrow().is_some()
+    }
+
+    /// The last word of a command that went well: data that could not be printed is an error, and nobody reading it any
+    /// more is none.
+    pub(crate) fn finish(&self, status: u8) -> Result<u8, ErrorBody> {
+        match self.broken.take() {
+            Some(error) if error.kind() != ErrorKind::BrokenPipe => Err(ErrorBody {
+                code: if error.kind() == ErrorKind::StorageFull { Code::NoSpace } else { Code::HostBroken },
+                message: "the output could not be written".into(),
+                causes: vec![error.to_string()],
+                hint: None,
+            }),
+            Some(_) | None => Ok(status),
+        }
     }
 
     /// Prints a record as JSON.
@@ -100,11 +129,16 @@ impl Output {
         }
     }
 
+    /// Prints an error as JSON.
+    pub(crate) fn error_record(&self, error: &ErrorBody) {
+        self.json(&json!({ "version": 1, "error": error }));
+    }
+
     /// Prints an error and returns the exit status for it.
     pub(crate) fn error(&self, error: &ErrorBody) -> u8 {
         self.clear_progress();
         if self.json {
-            self.json(&json!({ "version": 1, "error": error }));
+            self.error_record(error);
         }
         let _ = std::io::stderr().lock().write_all(render_error(error, self.colour_err).as_bytes());
         error.code.exit_status()
@@ -184,8 +218,6 @@ pub(crate) fn clean(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proto::error::Code;
-
     use super::*;
 
     #[test]

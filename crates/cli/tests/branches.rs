@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Tendon, can_run};
+use common::{Ran, Tendon, can_run};
 use testkit::GitRepo;
 
 fn with_branch() -> (Tendon, GitRepo) {
@@ -181,4 +181,113 @@ fn paths_stay_in_the_branch() {
     tendon.text(&["branch", "exec", "fix", "--", "ln", "-s", "/etc/passwd", "link"]);
     let ran = tendon.run(&["branch", "read", "fix", "link"]);
     assert_ne!(ran.status, 0, "{}", ran.stdout);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_command() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    for script in ["yes", "yes >&2"] {
+        let mut child = tendon.start(&["branch", "exec", "fix", "--", "sh", "-c", script]);
+        drop((child.stdin.take(), child.stdout.take(), child.stderr.take()));
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{script}");
+    }
+    assert_eq!(tendon.json(0, &["runner", "status"])["runner"]["running"], 0);
+    let mut child = tendon.start(&["branch", "ls", "fix"]);
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0), "nobody reading is no error of what is only shown");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    for args in [
+        &["branch", "read", "fix", "a.txt"][..],
+        &["branch", "export", "fix", "--tar", "-"],
+        &["branch", "list", "--json"],
+        &["branch", "exec", "fix", "--", "echo", "x"],
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = tendon.command(args).stdout(full).stderr(std::process::Stdio::piped()).output().unwrap();
+        Ran::new(output, args).expect(4).says("the output could not be written").says("No space left");
+    }
+}
+
+#[test]
+fn an_export_replaces_files_and_nothing_else() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let at = |name: &str| tendon.dir.path().join(name);
+    let export = |to: &str| tendon.run(&["branch", "export", "fix", "--tar", to]);
+    std::fs::write(at("old"), "old").unwrap();
+    std::os::unix::fs::symlink("old", at("link")).unwrap();
+    export("link").expect(0);
+    assert!(at("link").is_symlink(), "the link still leads to the file");
+    assert_ne!(std::fs::read(at("old")).unwrap(), b"old");
+    // A device or a pipe is what it was, and got the bytes.
+    std::os::unix::fs::symlink("/dev/full", at("full")).unwrap();
+    export("full").expect(4).says("No space left");
+    assert!(at("full").is_symlink());
+    assert!(testkit::process::command("mkfifo").arg(at("pipe")).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = at("pipe");
+        move || std::fs::read(pipe).unwrap()
+    });
+    export("pipe").expect(0);
+    assert_eq!(reader.join().unwrap(), std::fs::read(at("old")).unwrap());
+    export(".").expect(2).says("Is a directory");
+    let left: Vec<_> =
+        std::fs::read_dir(tendon.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains(".part")), "{left:?}");
+}
+
+#[test]
+fn a_large_file_is_read_whole() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    tendon.text(&[
+        "branch",
+        "exec",
+        "fix",
+        "--",
+        "sh",
+        "-c",
+        "head -c 70000000 /dev/zero > large; echo end >> large",
+    ]);
+    let read = tendon.run(&["branch", "read", "fix", "large"]);
+    read.expect(0);
+    assert_eq!(read.bytes.len(), 70_000_004);
+    assert!(read.bytes.ends_with(b"end\n"));
+    tendon.run(&["branch", "read", "fix", "dir"]).expect(2).says("is a directory");
+}
+
+#[test]
+fn every_command_has_a_record() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let file = tendon.dir.path().join("patch");
+    for args in [
+        &["branch", "write", "fix", "a.txt"][..],
+        &["branch", "rm", "fix", "dir"],
+        &["branch", "export", "fix", "--patch", file.to_str().unwrap()],
+        &["branch", "fork", "fix", "--name", "other"],
+        &["branch", "drop", "other"],
+    ] {
+        assert_eq!(tendon.json(0, args)["version"], 1, "{args:?}");
+    }
+    assert_eq!(tendon.json(0, &["branch", "read", "fix", "a.txt"])["content"], "");
+    let diff = tendon.json(0, &["branch", "diff", "fix", "--name-status"])["diff"].clone();
+    assert_eq!(diff, "M\ta.txt\nD\tdir/b.txt\n");
+    assert_eq!(tendon.json(2, &["branch", "frobnicate"])["error"]["code"], "usage");
 }

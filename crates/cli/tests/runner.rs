@@ -183,3 +183,27 @@ fn a_killed_runner_leaves_nothing_running_and_the_next_one_tidies_up() {
     assert_eq!(tendon.json(0, &["branch", "list"])["branches"].as_array().unwrap().len(), 0);
     assert_eq!(tendon.json(0, &["audit", "verify"])["intact"], true);
 }
+
+#[test]
+fn a_state_directory_without_its_database_is_left_alone() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), testkit::GitRepo::new());
+    repo.file("a", "a").commit("first");
+    tendon.text(&["branch", "create", "--repo", repo.path().to_str().unwrap(), "--name", "fix"]);
+    tendon.run_with(&["branch", "write", "fix", "new"], b"work").expect(0);
+    tendon.text(&["runner", "stop"]);
+    let (db, away) = (tendon.state().join("tendon.db"), tendon.dir.path().join("away"));
+    std::fs::rename(&db, &away).unwrap();
+    for empty in [false, true] {
+        if empty {
+            std::fs::write(&db, "").unwrap();
+        }
+        let refused = tendon.run(&["branch", "list"]);
+        refused.expect(4).says("its database is missing").says("hint: put `tendon.db`");
+    }
+    std::fs::rename(&away, &db).unwrap();
+    assert_eq!(tendon.text(&["branch", "read", "fix", "new"]), "work");
+    assert_eq!(tendon.text(&["branch", "exec", "fix", "--", "cat", "a", "new"]), "awork");
+}

@@ -165,6 +165,10 @@ fn what_is_not_there_is_named() {
         report["commands"][0]["outcome"]["reason"].as_str().unwrap().contains("no-such-program"),
         "{report}"
     );
+    assert!(
+        report["commands"][0]["outcome"]["reason"].as_str().unwrap().contains("hand.read_only"),
+        "{report}"
+    );
 }
 
 #[test]

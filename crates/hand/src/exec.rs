@@ -29,7 +29,7 @@ use tokio::time::Sleep;
 use tonic::{Status, Streaming};
 
 use crate::limits::{DRAIN, SINK_PAUSE};
-use crate::plan::Plan;
+use crate::plan::{MORE_OF_THE_HOST, Plan};
 use crate::table::{Cause, MURDERED, Table, Ticket};
 
 type Sender = mpsc::Sender<Result<ExecOutput, Status>>;
@@ -110,7 +110,12 @@ fn start_failure(stage: Stage, errno: i32, command: &Command, directory: &Path) 
             format!("`{program}` is neither a program of this machine nor a script with a #! line")
         }
         (Stage::Exec, 2) if Path::new(&*program).exists() => {
-            format!("`{program}` is there, but the interpreter that it names was not found in the sandbox")
+            format!(
+                "`{program}` is there, but the interpreter that it names was not found in the sandbox; {MORE_OF_THE_HOST}"
+            )
+        }
+        (Stage::Exec, 2) if program.starts_with('/') => {
+            format!("`{program}` was not found in the sandbox; {MORE_OF_THE_HOST}")
         }
         (Stage::Exec, 2) => format!("`{program}` was not found in the sandbox"),
         (Stage::Exec, _) => format!("`{program}` can't be executed: {error}"),

@@ -11,6 +11,8 @@ use crate::limits::EXEC_ID_BYTES_MAX;
 
 /// What is searched when the environment has no `PATH`.
 const PATH_DEFAULT: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
+/// What to do about a program of the host that the sandbox does not show.
+pub(crate) const MORE_OF_THE_HOST: &str = "`hand.read_only` of tendon's configuration shows more of the host";
 
 /// An exec that may be tried.
 #[derive(Debug)]
@@ -57,7 +59,7 @@ pub enum PlanError {
     #[error("the exec's id is empty or longer than {EXEC_ID_BYTES_MAX} bytes")]
     ExecId,
     /// It was not found, or only where it can't be executed.
-    #[error("`{name}` was not found in the sandbox: searched {searched}{found}")]
+    #[error("`{name}` was not found in the sandbox: searched {searched}{found}; {MORE_OF_THE_HOST}")]
     NotFound {
         /// The program.
         name: String,
@@ -178,7 +180,9 @@ mod tests {
         let plan = check(Start { env: vec![var], ..start(&["frobnicate"]) }).unwrap();
         assert_eq!(
             plan.program(Path::new("/")).unwrap_err().to_string(),
-            "`frobnicate` was not found in the sandbox: searched /nowhere:/usr/share"
+            format!(
+                "`frobnicate` was not found in the sandbox: searched /nowhere:/usr/share; {MORE_OF_THE_HOST}"
+            )
         );
     }
 

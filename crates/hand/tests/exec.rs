@@ -191,10 +191,16 @@ async fn what_can_not_start_says_why() {
     };
     assert_eq!(
         reason(argv(&["frobnicate"])).await,
-        "`frobnicate` was not found in the sandbox: searched /usr/local/bin:/usr/bin:/bin"
+        "`frobnicate` was not found in the sandbox: searched /usr/local/bin:/usr/bin:/bin; `hand.read_only` of tendon's \
+         configuration shows more of the host"
     );
     assert_eq!(reason(argv(&[])).await, "the command is empty");
     assert_eq!(reason(argv(&["./missing"])).await, "`./missing` was not found in the sandbox");
+    let missing = reason(argv(&["/opt/missing/tool"])).await;
+    assert!(
+        missing.starts_with("`/opt/missing/tool` was not found in the sandbox; `hand.read_only`"),
+        "{missing}"
+    );
     let there = reason(ExecSpec { cwd: Some(b"nowhere".to_vec()), ..argv(&["true"]) }).await;
     assert!(there.contains("nowhere can't be entered: No such file"), "{there}");
     std::fs::write(kit.dir.path().join("data"), "x").unwrap();

@@ -6,6 +6,7 @@ mod branches;
 mod exec;
 mod files;
 mod host;
+mod stream;
 mod verify;
 
 use axum::Router;

@@ -29,12 +29,16 @@ pub enum BlobError {
         /// Why.
         source: io::Error,
     },
+    /// New content can't be written; its hash is known only at its end.
+    #[error("can't store a blob")]
+    Store(#[source] io::Error),
 }
 
 impl BlobError {
     /// Whether the disk is full.
     pub(crate) fn is_full(&self) -> bool {
-        matches!(self, BlobError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull)
+        let (BlobError::Io { source, .. } | BlobError::Store(source)) = self;
+        source.kind() == io::ErrorKind::StorageFull
     }
 }
 
@@ -124,16 +128,14 @@ impl Blobs {
     /// Stores what `content` yields and returns its hash and size. On return it survives a power cut, unless
     /// `sync` is [`Sync::Later`]: then the caller calls [`Blobs::sync_all`] before it commits a row that names it.
     pub(crate) fn store(&self, content: &mut dyn Read, sync: Sync) -> Result<(blake3::Hash, u64), BlobError> {
-        let zero = blake3::Hash::from_bytes([0; 32]);
-        let fail = |what, hash| move |source| BlobError::Io { what, hash, source };
         let tmp = self.dir.join(self.tmp_name());
-        let file = File::create(&tmp).map_err(fail("store", zero))?;
+        let file = File::create(&tmp).map_err(BlobError::Store)?;
         let written = write_blob(content, &file, sync);
         let (hash, size) =
-            written.inspect_err(|_| drop(std::fs::remove_file(&tmp))).map_err(fail("store", zero))?;
+            written.inspect_err(|_| drop(std::fs::remove_file(&tmp))).map_err(BlobError::Store)?;
         self.publish(&tmp, &hash, sync)
             .inspect_err(|_| drop(std::fs::remove_file(&tmp)))
-            .map_err(fail("store", hash))?;
+            .map_err(|source| BlobError::Io { what: "store", hash, source })?;
         Ok((hash, size))
     }
 

@@ -17,6 +17,10 @@ const BUSY_MAX: Duration = Duration::from_secs(5);
 /// A database that can't be opened or used.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
+    /// The state directory was in use, and its database is not there or empty. All else in it hangs on the database, and
+    /// a new one would have it swept away.
+    #[error("the state directory has been in use, and its database is missing")]
+    Missing,
     /// Written by a newer tendon.
     #[error("the state directory has schema version {found}, this tendon knows versions up to {known}")]
     Newer {
@@ -55,7 +59,18 @@ impl Coded for DbError {
         if code == Code::NoSpace {
             return Some("make room, then run it again: nothing was recorded".into());
         }
-        (code == Code::StateBusy).then(|| "another program holds the state database: end it".into())
+        if code == Code::StateBusy {
+            return Some("another program holds the state database: end it".into());
+        }
+        Some(match self {
+            DbError::Newer { .. } => "use the newer tendon".into(),
+            DbError::Missing => {
+                "put `tendon.db` and `tendon.db-wal` back from a copy, or choose another directory".into()
+            }
+            DbError::Sqlite(_) | DbError::Damaged(_) => {
+                "the directory may be damaged: keep a copy of it, then choose another".into()
+            }
+        })
     }
 }
 
@@ -71,8 +86,11 @@ pub(crate) struct Db {
 }
 
 impl Db {
-    /// Opens or makes the database and brings it to the newest version.
-    pub(crate) fn open(path: &Path) -> Result<Self, DbError> {
+    /// Opens the database and brings it to the newest version. One that is not there is made, unless it must be.
+    pub(crate) fn open(path: &Path, must_be: bool) -> Result<Self, DbError> {
+        if must_be && std::fs::metadata(path).map_or(true, |found| found.len() == 0) {
+            return Err(DbError::Missing);
+        }
         let mut conn = Connection::open(path)?;
         conn.busy_timeout(BUSY_MAX)?;
         conn.pragma_update(None, "journal_mode", "wal")?;
@@ -80,7 +98,7 @@ impl Db {
         conn.pragma_update(None, "foreign_keys", true)?;
         conn.pragma_update(None, "cache_size", -32_000)?;
         conn.set_prepared_statement_cache_capacity(64);
-        migrate(&mut conn)?;
+        migrate(&mut conn, must_be)?;
         Ok(Self { path: path.to_owned(), conn: Mutex::new(conn), readers: Mutex::new(Vec::new()) })
     }
 
@@ -150,11 +168,14 @@ impl Drop for Reader<'_> {
     }
 }
 
-fn migrate(conn: &mut Connection) -> Result<(), DbError> {
+fn migrate(conn: &mut Connection, must_be: bool) -> Result<(), DbError> {
     let known = u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX);
     let found: u32 = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if found > known {
         return Err(DbError::Newer { found, known });
+    }
+    if must_be && found == 0 {
+        return Err(DbError::Missing);
     }
     for (from, script) in MIGRATIONS.iter().enumerate().skip(found as usize) {
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -173,17 +194,17 @@ mod tests {
     fn a_database_opens_again_and_a_newer_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.db");
-        drop(Db::open(&path).unwrap());
-        let db = Db::open(&path).unwrap();
+        drop(Db::open(&path, false).unwrap());
+        let db = Db::open(&path, false).unwrap();
         db.read().pragma_update(None, "user_version", 99).unwrap();
         drop(db);
-        assert!(matches!(Db::open(&path), Err(DbError::Newer { found: 99, .. })));
+        assert!(matches!(Db::open(&path, false), Err(DbError::Newer { found: 99, .. })));
     }
 
     #[test]
     fn a_failed_transaction_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let db = Db::open(&dir.path().join("t.db")).unwrap();
+        let db = Db::open(&dir.path().join("t.db"), false).unwrap();
         let failed: Result<(), DbError> = db.write(|tx| {
             tx.execute("INSERT INTO meta VALUES ('a', x'00')", [])?;
             Err(DbError::Damaged("no".into()))

@@ -5,7 +5,7 @@
 //! killed in between leaves an edit that nobody was told of; the next mount records what is there as found by
 //! `recovery`. Edits hold the branch's lock: they and the captures of commands that run meanwhile come one after another.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
 
@@ -124,6 +124,14 @@ impl Editor {
     /// Up to `max` bytes of a file, from `offset` on.
     pub fn read(&self, path: &TreePath, offset: u64, max: u64) -> Result<Vec<u8>, EditError> {
         Ok(beneath::read(self.root()?.fd(), path, offset, max)?)
+    }
+
+    /// Writes all of a file to `out`, as it is while it is read, and returns its size.
+    pub fn copy_out(&self, path: &TreePath, out: &mut dyn Write) -> Result<u64, EditError> {
+        let root = self.root()?;
+        let mut file = beneath::open_file(root.fd(), path)?;
+        let copied = std::io::copy(&mut file, out);
+        copied.map_err(|source| BeneathError::Io { what: "read", path: path.to_string(), source }.into())
     }
 
     /// What lies at a path.
@@ -364,13 +372,15 @@ impl Work<'_> {
         let old = beneath::stat(root, path)?;
         let below = if old.kind == FileKind::Dir { self.below(path)? } else { Vec::new() };
         let before = self.recorded(path)?;
+        let class = self.class(path, old.kind == FileKind::Dir)?;
         let mut taken = None;
         let recorded = self.commit(&[], |rows| {
             for (path, entry) in &below {
                 rows.push(path, &Entry::whiteout(entry.class))?;
             }
-            if let Some(before) = &before {
-                rows.push(path, &Entry::whiteout(before.class))?;
+            match &before {
+                Some(before) => rows.push(path, &Entry::whiteout(before.class))?,
+                None => rows.unseen(path, class)?,
             }
             match Staged::take(root, path) {
                 Ok(staged) => taken = Some(staged),
@@ -608,6 +618,14 @@ impl Rows<'_, '_> {
         } else {
             entries::put(self.tx, &layers.open, path, now)?;
         }
+        Ok(())
+    }
+
+    /// Writes the audit row of a removal of what no scan has seen: a guest made it just now, or there was no room for
+    /// its record.
+    fn unseen(&mut self, path: &TreePath, class: Class) -> Result<(), EditError> {
+        let gone = Entry::whiteout(class);
+        self.rows.push(&NewRow::change(self.work.branch, self.work.actor, "delete", path, None, &gone))?;
         Ok(())
     }
 }

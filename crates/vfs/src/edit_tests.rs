@@ -287,3 +287,34 @@ fn links_and_odd_files_are_not_written_through() {
         fixture.check(&branch);
     });
 }
+
+#[test]
+fn what_no_scan_has_seen_is_not_removed_without_a_row() {
+    on_all("edit::tests::what_no_scan_has_seen_is_not_removed_without_a_row", |engine| {
+        let fixture = Fixture::new(engine, BASE);
+        let branch = fixture.create().id;
+        let root = fixture.store().mount(&branch).unwrap();
+        for (name, dir) in [("made", false), ("made-dir", true)] {
+            let at = fixture.at(&branch).join(name);
+            if dir {
+                std::fs::create_dir(&at).unwrap()
+            } else {
+                std::fs::write(&at, "guest").unwrap()
+            }
+            let before = rows(fixture.store(), &branch);
+            fixture.store().edit(&branch, &me()).unwrap().remove(&path(name)).unwrap();
+            assert!(!at.exists());
+            let filter = AuditFilter { branch: Some(branch.clone()), ..AuditFilter::default() };
+            let log = fixture.store().audit_log(&filter).unwrap();
+            let last = log.last().unwrap();
+            assert_eq!((log.len(), last.op.as_str()), (before + 1, "delete"));
+            assert_eq!(last.path, Some(path(name)));
+        }
+        drop(root);
+        let seq = fixture.store().branch(&branch).unwrap().audit_seq;
+        let again = fixture.store().branch_at(&branch, seq, None, &me()).unwrap().id;
+        assert_eq!(fixture.store().tree_hash(&again).unwrap(), fixture.store().tree_hash(&branch).unwrap());
+        fixture.check(&branch);
+        assert_eq!(fixture.scan(&branch).first_seq, None);
+    });
+}

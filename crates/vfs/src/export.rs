@@ -114,7 +114,7 @@ impl Coded for ExportError {
     }
     fn hint(&self) -> Option<String> {
         match self {
-            ExportError::Exists(_) => Some("choose another name, or move the branch with --force".into()),
+            ExportError::Exists(_) => Some("choose another name, or delete that branch first".into()),
             ExportError::CheckedOut(_) => {
                 Some("choose another name: a branch that is checked out is never moved".into())
             }

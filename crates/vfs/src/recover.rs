@@ -52,6 +52,13 @@ impl Coded for RecoverError {
             RecoverError::Db(error) => error.code(),
         }
     }
+    fn hint(&self) -> Option<String> {
+        match self {
+            RecoverError::Io { .. } => None,
+            RecoverError::Bases(error) => error.hint(),
+            RecoverError::Db(error) => error.hint(),
+        }
+    }
 }
 
 /// What was found and done at the start.

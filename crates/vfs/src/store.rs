@@ -98,12 +98,9 @@ impl Coded for OpenError {
         Some(match self {
             OpenError::Busy { .. } => "stop that runner, or give this one its own --state-dir".into(),
             OpenError::Io { .. } => "choose another directory with --state-dir or TENDON_STATE_DIR".into(),
-            OpenError::Db { source: DbError::Newer { .. }, .. } => "use the newer tendon".into(),
             OpenError::Audit { .. } => "put `audit.key` back from a copy, or choose another directory".into(),
             OpenError::Recover { source, .. } => return source.hint(),
-            OpenError::Db { .. } => {
-                "the directory may be damaged: keep a copy of it, then choose another".into()
-            }
+            OpenError::Db { source, .. } => return source.hint(),
         })
     }
 }
@@ -135,7 +132,10 @@ impl Store {
         let layout = Layout::create(dir).map_err(io_error)?;
         let lock = lock(&layout, dir)?;
         empty(&layout.tmp()).map_err(io_error)?;
-        let db = Db::open(&layout.db()).map_err(|source| OpenError::Db { dir: dir.to_owned(), source })?;
+        // The key is made after the database: where it is, there was one.
+        let used = layout.audit_key().exists();
+        let db =
+            Db::open(&layout.db(), used).map_err(|source| OpenError::Db { dir: dir.to_owned(), source })?;
         let key = crate::audit::open_key(&db, &layout.audit_key())
             .map_err(|source| OpenError::Audit { dir: dir.to_owned(), source })?;
         let blobs = Blobs::new(layout.blobs());

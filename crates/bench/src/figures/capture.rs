@@ -24,7 +24,7 @@ pub(crate) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let scan = || {
         let start = Instant::now();
         let report = store.scan(&branch, &actor(), None).context(|| "the capture failed".into())?;
-        Ok::<_, BenchError>((start.elapsed(), report.changed.tree_total))
+        Ok::<_, BenchError>((start.elapsed(), report.changed.tree_total + report.changed.other_total))
     };
     let (first, changed) = scan()?;
     say(format!("first capture: {changed} changes in {}", show_seconds(first.as_secs_f64())));

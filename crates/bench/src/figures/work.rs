@@ -7,7 +7,7 @@ use proto::ids::BaseId;
 use vfs::DirSource;
 
 use crate::context::{Bench, SMALL};
-use crate::error::{Context, Result};
+use crate::error::{BenchError, Context, Result};
 use crate::fixtures;
 use crate::lab::{Lab, actor, freeze_repository};
 use crate::progress::say;
@@ -37,6 +37,8 @@ struct Measured {
     theirs: Samples,
     theirs_cpu: Samples,
     capture: Samples,
+    /// Paths that the last capture recorded.
+    captured: u64,
 }
 
 pub(crate) fn build(bench: &Bench) -> Result<Vec<Row>> {
@@ -55,10 +57,13 @@ pub(crate) fn build(bench: &Bench) -> Result<Vec<Row>> {
         warm_up: 0,
     };
     let measured = compare(bench, &lab, &work)?;
+    if measured.captured < 100 {
+        return Err(BenchError::new(format!("only {} paths were captured after a build", measured.captured)));
+    }
     let capture = measured.capture.over(&measured.ours);
     let share = Row {
         figure: "capture after that build ÷ the build".into(),
-        ours: show_seconds(measured.capture.median()),
+        ours: format!("{} ({} paths)", show_seconds(measured.capture.median()), measured.captured),
         baseline: show_seconds(measured.ours.median()),
         ratio: Ratio::Of(capture.spread()),
         bar: Bar::AtMost(0.015),
@@ -171,8 +176,9 @@ fn in_a_hand(bench: &Bench, lab: &Lab, work: &Work<'_>, measured: &mut Measured)
     measured.ours.push(done.wall);
     measured.ours_cpu.push(done.cpu);
     let start = Instant::now();
-    lab.store.scan(&branch, &actor(), None).context(|| "the capture failed".into())?;
+    let report = lab.store.scan(&branch, &actor(), None).context(|| "the capture failed".into())?;
     measured.capture.push(start.elapsed());
+    measured.captured = report.changed.tree_total + report.changed.other_total;
     lab.stop(&hand);
     Ok(())
 }

@@ -166,23 +166,16 @@ pub(crate) async fn run(args: BranchArgs, app: &App<'_>) -> Outcome {
         BranchCommand::Show { branch } => show(&find_branch(&client, &branch).await?, app),
         BranchCommand::Diff { branch, name_status } => diff(&client, &branch, name_status, app).await,
         BranchCommand::Export(args) => export(args, &client, app).await,
-        BranchCommand::Drop { branch } => {
-            let _: Value = client.delete(&branch_path(&branch)).await.map_err(ClientError::into_body)?;
-            Ok(0)
-        }
+        BranchCommand::Drop { branch } => done(client.delete(&branch_path(&branch)).await, app),
         BranchCommand::At { seq, branch, name } => at(seq, branch, name, &client, app).await,
         BranchCommand::Exec(args) => exec::run(args, &client, app).await,
-        BranchCommand::Read(at) => copy_out(&client, &at.url("files"), app).await,
+        BranchCommand::Read(at) => copy_out(&client, &at.url("files"), "content", app).await,
         BranchCommand::Write { at, executable } => {
             let mode = if executable { "&mode=755" } else { "" };
             let url = format!("{}{mode}", at.url("files"));
-            let _: Value = client.put(&url, standard_input()?).await.map_err(ClientError::into_body)?;
-            Ok(0)
+            done(client.put(&url, standard_input()?).await, app)
         }
-        BranchCommand::Rm(at) => {
-            let _: Value = client.delete(&at.url("files")).await.map_err(ClientError::into_body)?;
-            Ok(0)
-        }
+        BranchCommand::Rm(at) => done(client.delete(&at.url("files")).await, app),
         BranchCommand::Ls { branch, path } => ls(&client, &branch, path, app).await,
     }
 }
@@ -202,6 +195,15 @@ fn made(made: Result<BranchInfo, ClientError>, app: &App<'_>) -> Outcome {
         app.output.json(&json!({ "version": 1, "branch": branch }))
     } else {
         app.output.line(branch.id.as_str())
+    }
+    Ok(0)
+}
+
+/// What has no record of its own: done, or why not.
+fn done(done: Result<Value, ClientError>, app: &App<'_>) -> Outcome {
+    done.map_err(ClientError::into_body)?;
+    if app.output.json {
+        app.output.json(&json!({ "version": 1 }));
     }
     Ok(0)
 }
@@ -247,13 +249,25 @@ fn show(branch: &BranchInfo, app: &App<'_>) -> Outcome {
 
 async fn diff(client: &Client, branch: &str, name_status: bool, app: &App<'_>) -> Outcome {
     let format = if name_status { "name-status" } else { "unified" };
-    copy_out(client, &format!("{}/diff?format={format}", branch_path(branch)), app).await
+    copy_out(client, &format!("{}/diff?format={format}", branch_path(branch)), "diff", app).await
 }
 
-async fn copy_out(client: &Client, path: &str, app: &App<'_>) -> Outcome {
+/// Prints bytes as they come; with `--json` as the record's member `member`.
+async fn copy_out(client: &Client, path: &str, member: &str, app: &App<'_>) -> Outcome {
     let mut stream = client.bytes(path).await.map_err(ClientError::into_body)?;
+    let mut all = Vec::new();
     while let Some(bytes) = stream.next().await.map_err(ClientError::into_body)? {
+        if app.output.json {
+            all.extend_from_slice(&bytes);
+            continue;
+        }
+        if app.output.closed() {
+            return Ok(0);
+        }
         if app.output.terminal { app.output.raw(clean(&bytes).as_bytes()) } else { app.output.raw(&bytes) }
+    }
+    if app.output.json {
+        app.output.json(&json!({ "version": 1, member: JsonBytes::new(&all) }));
     }
     Ok(0)
 }
@@ -289,34 +303,52 @@ async fn export_git(args: &ExportArgs, git: &[String], client: &Client, app: &Ap
     Ok(0)
 }
 
-/// Saves a stream as a file, which appears only when it is complete.
+/// Saves a stream as a file, which appears only when it is complete. What is there and is no file (a pipe, a device) is
+/// written to, never replaced; and of a symbolic link to a file, the file is replaced.
 async fn save(client: &Client, url: &str, file: &Path, app: &App<'_>) -> Outcome {
     if file == Path::new("-") {
         return copy_out_raw(client, url, app).await;
     }
     let mut stream = client.bytes(url).await.map_err(ClientError::into_body)?;
-    let part = PathBuf::from(format!("{}.part", file.display()));
-    let mut out = std::fs::File::create(&part).map_err(|error| file_error("write", &part, &error))?;
+    let failed = |error: std::io::Error| file_error("write", file, &error);
+    let there = std::fs::metadata(file).ok();
+    let target = there.as_ref().and_then(|_| std::fs::canonicalize(file).ok());
+    let target = target.as_deref().unwrap_or(file);
+    let part = there.is_none_or(|there| there.is_file()).then(|| part_of(target));
+    let mut open = std::fs::File::options();
+    open.write(true);
+    let opened = match &part {
+        Some(part) => open.create_new(true).open(part),
+        None => open.open(file),
+    };
+    let mut out = opened.map_err(failed)?;
     let written = async {
         while let Some(bytes) = stream.next().await.map_err(ClientError::into_body)? {
-            out.write_all(&bytes).map_err(|error| file_error("write", &part, &error))?;
+            out.write_all(&bytes).map_err(failed)?;
         }
-        out.sync_all()
-            .and_then(|()| std::fs::rename(&part, file))
-            .map_err(|error| file_error("write", file, &error))
+        let Some(part) = &part else { return Ok(()) };
+        out.sync_all().and_then(|()| std::fs::rename(part, target)).map_err(failed)
     };
     let written: Result<(), ErrorBody> = written.await;
-    if written.is_err() {
-        let _ = std::fs::remove_file(&part);
+    if let (Err(_), Some(part)) = (&written, &part) {
+        let _ = std::fs::remove_file(part);
     }
-    written.map(|()| 0)
+    written?;
+    done(Ok(Value::Null), app)
+}
+
+/// The name that `file` has until it is complete.
+fn part_of(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(format!(".part-{}", std::process::id()));
+    name.into()
 }
 
 async fn copy_out_raw(client: &Client, url: &str, app: &App<'_>) -> Outcome {
     if app.output.terminal && url.ends_with("tar") {
         return Err(usage("an archive is not written to a terminal", Some("redirect it, or name a file")));
     }
-    copy_out(client, url, app).await
+    copy_out(client, url, if url.ends_with("tar") { "tar" } else { "patch" }, app).await
 }
 
 async fn at(

@@ -110,6 +110,7 @@ async fn follow(
     let mut interrupt = signal(SignalKind::interrupt()).map_err(broken)?;
     let mut resized = signal(SignalKind::window_change()).map_err(broken)?;
     let mut interrupts = 0;
+    let mut closed = false;
     let mut id = None;
     loop {
         tokio::select! {
@@ -118,6 +119,13 @@ async fn follow(
                 Some(ExecLine::Output { fd, bytes }) => {
                     let bytes = bytes.decode().map_err(|error| ClientError::Answer(error).into_body())?;
                     if fd == 2 || app.output.json { app.output.raw_err(&bytes) } else { app.output.raw(&bytes) }
+                    // As a pipe does to a command that nobody reads: without this one might run for ever.
+                    if app.output.closed() && !closed {
+                        closed = true;
+                        if let Some(id) = &id {
+                            control(client, id, &ExecControl::Cancel {}).await;
+                        }
+                    }
                 }
                 Some(ExecLine::Done { report }) => return Ok(*report),
                 Some(ExecLine::Failed { error }) => return Err(error),

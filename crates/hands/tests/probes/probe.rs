@@ -182,7 +182,7 @@ fn run_probe(machine: &dyn Machine, host: &Host, probe: &Probe) -> Result<(), St
     run(probe.harmless).lived().map_err(|problem| name("the hand afterwards", problem))
 }
 
-pub fn program(probe: &Probe, script: Script, host: &Host) -> Program {
+fn program(probe: &Probe, script: Script, host: &Host) -> Program {
     let mut program = Program::of(script, host.env());
     program.terminal = probe.name.contains("terminal");
     if probe.expect == Expect::KillsItsExec {

@@ -1,25 +1,19 @@
 //! Branches: create, fork, list, show, drop, as of, diff, export.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use axum::Extension;
-use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, State};
 use axum::response::{IntoResponse as _, Response};
-use engine::Runner;
 use proto::api::BranchInfo;
 use proto::http::{BranchAt, CreateBranch, ExportGit, ExportReply, ForkBranch, query_bytes};
-use proto::ids::{BranchId, VerifyId};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use proto::ids::VerifyId;
 use vfs::{Actor, DiffFormat, ExportTarget, GitRef};
 
 use super::branch_id;
+use super::stream::stream;
 use crate::listen::{App, Peer};
 use crate::reply::{Input, Json, Problem, Reply};
-
-/// Chunks of an archive that wait for a slow client.
-const CHUNKS_MAX: usize = 16;
 
 pub(crate) async fn list(State(app): State<App>) -> Reply<Vec<BranchInfo>> {
     Ok(Json(app.runner.with_store(|store| store.branches()).await?))
@@ -102,62 +96,11 @@ pub(crate) async fn export(
         _other => return Err(Problem::usage("format must be patch or tar")),
     };
     let branch = branch_id(&app, branch).await?;
-    stream(app.runner, branch, tar).await
-}
-
-/// Streams an export. An error before the first byte is an answer of its own; one after that breaks the connection, so that
-/// nobody takes a part for the whole.
-async fn stream(runner: Runner, branch: BranchId, tar: bool) -> Result<Response, Problem> {
-    let (sender, mut receiver) = mpsc::channel::<io::Result<Bytes>>(CHUNKS_MAX);
-    let mut export = tokio::spawn(async move {
-        let end = sender.clone();
-        let done = runner.with_store(move |store| {
-            let mut writer = io::BufWriter::with_capacity(64 * 1024, ChannelWriter(sender));
-            let target = if tar { ExportTarget::Tar(&mut writer) } else { ExportTarget::Patch(&mut writer) };
-            let done = store.export(&branch, target);
-            (done, writer.flush())
-        });
-        let (done, flushed) = done.await;
-        if done.is_err() || flushed.is_err() {
-            let _ = end.send(Err(io::ErrorKind::BrokenPipe.into())).await;
-        }
-        done
-    });
-    let first = tokio::select! {
-        biased;
-        first = receiver.recv() => first,
-        done = &mut export => {
-            if let Ok(Err(error)) = done {
-                return Err(error.into());
-            }
-            receiver.recv().await
-        }
+    let export = move |store: &vfs::Store, out: &mut dyn Write| {
+        let target = if tar { ExportTarget::Tar(out) } else { ExportTarget::Patch(out) };
+        store.export(&branch, target)
     };
-    match first {
-        None => Ok(Response::new(Body::empty())),
-        Some(Err(_)) => match export.await {
-            Ok(Err(error)) => Err(error.into()),
-            Ok(Ok(_)) | Err(_) => Err(Problem::usage("the export broke off")),
-        },
-        Some(Ok(first)) => {
-            let chunks =
-                tokio_stream::StreamExt::chain(tokio_stream::once(Ok(first)), ReceiverStream::new(receiver));
-            Ok(Response::new(Body::from_stream(chunks)))
-        }
-    }
-}
-
-/// Writes to a channel; blocks while the client reads slowly, fails when it is gone.
-struct ChannelWriter(mpsc::Sender<io::Result<Bytes>>);
-
-impl Write for ChannelWriter {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes)));
-        sent.map(|()| bytes.len()).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    stream(app.runner, export).await
 }
 
 pub(crate) async fn export_git(

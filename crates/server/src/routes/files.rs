@@ -1,14 +1,17 @@
 //! Direct edits of a branch: each is in the audit before it is acknowledged.
 
+use std::io::Write;
+
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Path, RawQuery, State};
-use axum::response::{IntoResponse as _, Response};
-use proto::http::{EditRequest, FILE_BYTES_MAX, FileEntry, query_bytes};
+use axum::response::Response;
+use proto::http::{EditRequest, FileEntry, query_bytes};
 use proto::path::{JsonBytes, TreePath};
 use vfs::{Actor, DirEntry, FileKind};
 
 use super::branch_id;
+use super::stream::stream;
 use crate::listen::{App, Peer};
 use crate::reply::{Input, Json, Problem, Reply};
 
@@ -20,9 +23,10 @@ pub(crate) async fn read(
 ) -> Result<Response, Problem> {
     let path = path(&query.unwrap_or_default())?;
     let branch = branch_id(&app, branch).await?;
-    let read =
-        move |store: &vfs::Store| store.edit(&branch, &Actor::cli(peer.uid))?.read(&path, 0, FILE_BYTES_MAX);
-    Ok(app.runner.with_store(read).await?.into_response())
+    let read = move |store: &vfs::Store, out: &mut dyn Write| {
+        store.edit(&branch, &Actor::cli(peer.uid))?.copy_out(&path, out)
+    };
+    stream(app.runner, read).await
 }
 
 pub(crate) async fn write(

@@ -40,6 +40,12 @@ impl Coded for GcError {
             GcError::Db(source) => source.code(),
         }
     }
+    fn hint(&self) -> Option<String> {
+        match self {
+            GcError::Io(_) => None,
+            GcError::Db(source) => source.hint(),
+        }
+    }
 }
 
 /// How the keys in `meta` begin that say what a frozen directory looked like.
