@@ -207,3 +207,28 @@ fn a_state_directory_without_its_database_is_left_alone() {
     assert_eq!(tendon.text(&["branch", "read", "fix", "new"]), "work");
     assert_eq!(tendon.text(&["branch", "exec", "fix", "--", "cat", "a", "new"]), "awork");
 }
+
+#[test]
+fn no_state_directory_is_made_of_a_directory_in_use() {
+    use std::os::unix::fs::PermissionsExt as _;
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    let precious = tendon.state().join("tmp/precious");
+    std::fs::create_dir_all(precious.parent().unwrap()).unwrap();
+    std::fs::write(&precious, "x").unwrap();
+    for _again in 0..2 {
+        tendon.run(&["branch", "list"]).expect(2).says("is not a state directory of tendon, and not empty");
+        assert!(precious.exists());
+    }
+    // An empty one may be anybody's to read; what is made in it is not.
+    std::fs::remove_dir_all(tendon.state()).unwrap();
+    std::fs::create_dir(tendon.state()).unwrap();
+    std::fs::set_permissions(tendon.state(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    tendon.text(&["branch", "list"]);
+    for entry in std::fs::read_dir(tendon.state()).unwrap().map(Result::unwrap) {
+        let mode = entry.metadata().unwrap().permissions().mode();
+        assert!(mode & 0o077 == 0 || entry.file_name() == "lock", "{entry:?}: {mode:o}");
+    }
+}

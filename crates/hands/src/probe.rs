@@ -74,19 +74,19 @@ impl Hands {
                 tried.join("; ")
             };
             let fix = "start the runner as root, or with: systemd-run --user --scope -p Delegate=yes tendond";
-            Err((format!("{what} can't be limited: {tried}"), Some(fix.to_owned())))
+            Err((format!("{what}: {tried}"), Some(fix.to_owned())))
         };
         let limit = |name: &str, has: bool, what: &str| {
             let tried = if has { Ok(format!("by {by}")) } else { why(what) };
             check(name, DoctorState::Missing, tried)
         };
         vec![
-            limit("limit memory", can.memory, "memory"),
-            limit("limit cpu", can.cpu, "CPU time"),
-            limit("limit pids", can.pids, "the number of processes"),
+            limit("limit memory", can.memory, "memory can't be limited"),
+            limit("limit cpu", can.cpu, "CPU time can't be limited"),
+            limit("limit pids", can.pids, "the number of processes can't be limited"),
             check("limit disk", DoctorState::Works, Ok("by looking at the branch while commands run".into())),
             check("limit wall time", DoctorState::Works, Ok("by a deadline per command".into())),
-            limit("fork of a branch in use", can.freezer, "a running hand"),
+            limit("fork of a branch in use", can.freezer, "a running hand can't be frozen"),
         ]
     }
 

@@ -1,6 +1,9 @@
 //! The state database: SQLite in WAL mode, every commit synced, schema versioned by migrations.
 
+use std::fs::{File, Permissions};
+use std::io;
 use std::ops::Deref;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -29,6 +32,9 @@ pub enum DbError {
         /// Ours.
         known: u32,
     },
+    /// Its file can't be made or opened.
+    #[error("the file of the state database can't be opened")]
+    File(#[source] io::Error),
     /// SQLite failed.
     #[error("the state database failed")]
     Sqlite(#[from] rusqlite::Error),
@@ -40,8 +46,11 @@ pub enum DbError {
 impl DbError {
     /// Whether the disk is full.
     pub(crate) fn is_full(&self) -> bool {
-        matches!(self, DbError::Sqlite(error)
-            if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull))
+        match self {
+            DbError::Sqlite(error) => error.sqlite_error_code() == Some(ErrorCode::DiskFull),
+            DbError::File(error) => error.kind() == io::ErrorKind::StorageFull,
+            DbError::Missing | DbError::Newer { .. } | DbError::Damaged(_) => false,
+        }
     }
 }
 
@@ -50,7 +59,11 @@ impl Coded for DbError {
         if self.is_full() {
             return Code::NoSpace;
         }
-        let DbError::Sqlite(error) = self else { return Code::StateBad };
+        let error = match self {
+            DbError::Sqlite(error) => error,
+            DbError::File(_) => return Code::HostBroken,
+            DbError::Missing | DbError::Newer { .. } | DbError::Damaged(_) => return Code::StateBad,
+        };
         let busy = [Some(ErrorCode::DatabaseBusy), Some(ErrorCode::DatabaseLocked)];
         if busy.contains(&error.sqlite_error_code()) { Code::StateBusy } else { Code::StateBad }
     }
@@ -63,6 +76,7 @@ impl Coded for DbError {
             return Some("another program holds the state database: end it".into());
         }
         Some(match self {
+            DbError::File(_) => "choose another directory with --state-dir or TENDON_STATE_DIR".into(),
             DbError::Newer { .. } => "use the newer tendon".into(),
             DbError::Missing => {
                 "put `tendon.db` and `tendon.db-wal` back from a copy, or choose another directory".into()
@@ -72,6 +86,16 @@ impl Coded for DbError {
             }
         })
     }
+}
+
+/// Makes the file if it is missing, and sees to it that nobody but its owner can read it: SQLite makes the files beside it
+/// alike.
+fn private(path: &Path) -> io::Result<()> {
+    let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    if file.metadata()?.permissions().mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(())
 }
 
 /// The most idle readers that are kept.
@@ -91,6 +115,7 @@ impl Db {
         if must_be && std::fs::metadata(path).map_or(true, |found| found.len() == 0) {
             return Err(DbError::Missing);
         }
+        private(path).map_err(DbError::File)?;
         let mut conn = Connection::open(path)?;
         conn.busy_timeout(BUSY_MAX)?;
         conn.pragma_update(None, "journal_mode", "wal")?;

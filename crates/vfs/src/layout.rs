@@ -14,12 +14,30 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Makes the directories that are missing. Nothing but the owner can read them.
+    /// Makes the directory itself, if it is missing.
     pub(crate) fn create(root: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(root)?;
-        let root = root.canonicalize()?;
+        Ok(Self { root: root.canonicalize()? })
+    }
+
+    /// Whether somebody keeps something else here. What no row names is removed from a state directory, so none is made of
+    /// a directory that is in use. The runner's log is opened before its store, and a file
+    /// system of its own has a directory for what is found.
+    pub(crate) fn is_foreign(&self) -> io::Result<bool> {
+        if self.lock().exists() {
+            return Ok(false);
+        }
+        let mut names = std::fs::read_dir(&self.root)?;
+        names.try_fold(false, |foreign, entry| {
+            let name = entry?.file_name();
+            Ok(foreign || (name != "logs" && name != "lost+found"))
+        })
+    }
+
+    /// Makes the directories that are missing. Nobody but the owner can read them.
+    pub(crate) fn make_dirs(&self) -> io::Result<()> {
         for name in ["run", "blobs", "bases", "layers", "branches", "mirrors", "logs", "tmp"] {
-            let path = root.join(name);
+            let path = self.root.join(name);
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -28,7 +46,7 @@ impl Layout {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Self { root })
+        Ok(())
     }
 
     pub(crate) fn root(&self) -> &Path {

@@ -47,6 +47,12 @@ pub enum OpenError {
         /// What the lock file says.
         pid: String,
     },
+    /// It holds something else.
+    #[error("{} is not a state directory of tendon, and not empty", dir.display())]
+    Foreign {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// It can't be made or read.
     #[error("can't use the state directory {}", dir.display())]
     Io {
@@ -85,6 +91,7 @@ impl Coded for OpenError {
     fn code(&self) -> Code {
         match self {
             OpenError::Busy { .. } => Code::StateBusy,
+            OpenError::Foreign { .. } => Code::BadInput,
             OpenError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
             OpenError::Io { .. } => Code::HostBroken,
             OpenError::Db { source, .. } | OpenError::Audit { source: KeyError::Db(source), .. } => {
@@ -97,6 +104,9 @@ impl Coded for OpenError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             OpenError::Busy { .. } => "stop that runner, or give this one its own --state-dir".into(),
+            OpenError::Foreign { .. } => {
+                "name a new or an empty directory: what is not tendon's is removed from its own".into()
+            }
             OpenError::Io { .. } => "choose another directory with --state-dir or TENDON_STATE_DIR".into(),
             OpenError::Audit { .. } => "put `audit.key` back from a copy, or choose another directory".into(),
             OpenError::Recover { source, .. } => return source.hint(),
@@ -130,7 +140,11 @@ impl Store {
     pub fn open(dir: &Path, options: StoreOptions) -> Result<Self, OpenError> {
         let io_error = |source| OpenError::Io { dir: dir.to_owned(), source };
         let layout = Layout::create(dir).map_err(io_error)?;
+        if layout.is_foreign().map_err(io_error)? {
+            return Err(OpenError::Foreign { dir: dir.to_owned() });
+        }
         let lock = lock(&layout, dir)?;
+        layout.make_dirs().map_err(io_error)?;
         empty(&layout.tmp()).map_err(io_error)?;
         // The key is made after the database: where it is, there was one.
         let used = layout.audit_key().exists();
