@@ -60,7 +60,7 @@ pub struct AuditRow {
     pub branch: BranchId,
     /// Who: `exec:ex-…`, `cli:UID`, `session:…`, `recovery`.
     pub actor: String,
-    /// `create`, `fork`, `drop`, `write`, `delete`, `mode`, `exec`, …
+    /// `create`, `fork`, `drop`, `exec`; of a path `add`, `modify`, `delete`, `mode`, `type`, `class`.
     pub op: String,
     /// The path, for rows about a file.
     pub path: Option<TreePath>,
