@@ -370,14 +370,10 @@ impl Work<'_> {
     fn remove(&self, path: &TreePath) -> Result<(), EditError> {
         let root = self.root.fd();
         let old = beneath::stat(root, path)?;
-        let below = if old.kind == FileKind::Dir { self.below(path)? } else { Vec::new() };
         let before = self.recorded(path)?;
         let class = self.class(path, old.kind == FileKind::Dir)?;
         let mut taken = None;
         let recorded = self.commit(&[], |rows| {
-            for (path, entry) in &below {
-                rows.push(path, &Entry::whiteout(entry.class))?;
-            }
             match &before {
                 Some(before) => rows.push(path, &Entry::whiteout(before.class))?,
                 None => rows.unseen(path, class)?,
@@ -516,13 +512,6 @@ impl Work<'_> {
         entries::lookup(&self.store.inner.db.read(), &self.layers.chain(), path)
     }
 
-    /// What the database says lies below `path`, deepest first.
-    fn below(&self, path: &TreePath) -> Result<Vec<(TreePath, Entry)>, DbError> {
-        let conn = self.store.inner.db.reader()?;
-        let below = entries::merged(&conn, &self.layers.chain(), Some(path))?;
-        Ok(below.into_iter().rev().collect())
-    }
-
     /// What the open layer remembers of a directory, for a scan to compare.
     fn dir_stat(&self, path: &TreePath) -> Result<StatId, DbError> {
         let own = entries::get(&self.store.inner.db.read(), &self.layers.open, path)?;
@@ -600,23 +589,41 @@ struct Rows<'w, 't> {
 }
 
 impl Rows<'_, '_> {
-    /// Writes the audit row and the entry of a path that is now as `now` says (a whiteout: gone).
+    /// Writes the audit row and the entry of a path that is now as `now` says (a whiteout: gone). With a directory that is
+    /// recorded there goes all that is recorded in it, also what something else has removed since.
     fn push(&mut self, path: &TreePath, now: &Entry) -> Result<(), EditError> {
-        let layers = &self.work.layers;
-        let own = entries::get(self.tx, &layers.open, path)?;
-        let lower = entries::lookup(self.tx, &layers.lower, path)?;
-        let before = match &own {
+        let own = entries::get(self.tx, &self.work.layers.open, path)?;
+        let lower = entries::lookup(self.tx, &self.work.layers.lower, path)?;
+        let before = match own {
             Some(own) => (own.kind != Kind::Whiteout).then_some(own),
-            None => lower.as_ref(),
+            None => lower.clone(),
         };
+        if now.kind != Kind::Dir && before.as_ref().is_some_and(|before| before.kind == Kind::Dir) {
+            let below = entries::merged(self.tx, &self.work.layers.chain(), Some(path))?;
+            for (path, entry) in below.into_iter().rev() {
+                let lower = entries::lookup(self.tx, &self.work.layers.lower, &path)?;
+                self.say(&path, Some(&entry), &Entry::whiteout(entry.class), lower.is_some())?;
+            }
+        }
+        self.say(path, before.as_ref(), now, lower.is_some())
+    }
+
+    fn say(
+        &mut self,
+        path: &TreePath,
+        before: Option<&Entry>,
+        now: &Entry,
+        lower: bool,
+    ) -> Result<(), EditError> {
         if let Some(op) = op(before, now) {
             let row = NewRow::change(self.work.branch, self.work.actor, op, path, before, now);
             self.rows.push(&row)?;
         }
-        if now.kind == Kind::Whiteout && lower.is_none() {
-            entries::forget(self.tx, &layers.open, path)?;
+        let open = &self.work.layers.open;
+        if now.kind == Kind::Whiteout && !lower {
+            entries::forget(self.tx, open, path)?;
         } else {
-            entries::put(self.tx, &layers.open, path, now)?;
+            entries::put(self.tx, open, path, now)?;
         }
         Ok(())
     }

@@ -318,3 +318,31 @@ fn what_no_scan_has_seen_is_not_removed_without_a_row() {
         assert_eq!(fixture.scan(&branch).first_seq, None);
     });
 }
+
+#[test]
+fn an_edit_over_an_unrecorded_change_records_all_of_it() {
+    on_all("edit::tests::an_edit_over_an_unrecorded_change_records_all_of_it", |engine| {
+        let fixture = Fixture::new(engine, BASE);
+        for over in 0..4 {
+            let branch = fixture.create().id;
+            let at = fixture.at(&branch);
+            std::fs::remove_dir_all(at.join("d")).unwrap();
+            let editor = fixture.store().edit(&branch, &me()).unwrap();
+            match over {
+                0 => editor.write(&path("d"), b"a file", None).unwrap(),
+                1 => editor.symlink(&path("d"), b"a").unwrap(),
+                2 => editor.rename(&path("a"), &path("d")).unwrap(),
+                _ => {
+                    at.write("d", "a file");
+                    editor.remove(&path("d")).unwrap();
+                }
+            }
+            fixture.check(&branch);
+            fixture.scan(&branch);
+            fixture.check(&branch);
+            let seq = fixture.store().branch(&branch).unwrap().audit_seq;
+            let again = fixture.store().branch_at(&branch, seq, None, &me()).unwrap().id;
+            assert_eq!(fixture.check(&again), fixture.check(&branch));
+        }
+    });
+}
