@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::setup::{For, setup};
-use crate::shell::{Failure, binaries, capture, cargo, program, render, root, run, run_status, say, step};
+use crate::shell::{Failure, binaries, capture, cargo, program, render, root, run, say, status_of, step};
 
 /// A crate with tests of its own and no dependency in them. Pinned, so that the bug below fits.
 const CRATE: &str = "semver";
@@ -80,9 +80,16 @@ impl Tendon {
         command
     }
 
+    /// The command as a person types it once the binaries are installed.
+    fn shown(&self, args: &[&str]) -> String {
+        let mut command = program("tendon");
+        render(command.args(args))
+    }
+
     /// Shows the command, runs it and checks its exit status.
     fn expect(&self, status: i32, args: &[&str]) -> Result<(), Failure> {
-        match run_status(&mut self.command(args))? {
+        say(format_args!("$ {}", self.shown(args)));
+        match status_of(&mut self.command(args))? {
             found if found == status => Ok(()),
             found => Err(Failure::new(format!("exit status {found} where {status} was expected"))),
         }
@@ -130,7 +137,7 @@ fn break_it(tendon: &Tendon) -> Result<(), Failure> {
         return Err(Failure::new(format!("{FILE} does not have `{GOOD}` just once")));
     }
     let mut write = tendon.command(&["branch", "write", BRANCH, FILE]);
-    say(format_args!("$ {} < edited-{CRATE}-parse.rs", render(&write)));
+    say(format_args!("$ {} < edited-parse.rs", tendon.shown(&["branch", "write", BRANCH, FILE])));
     let mut child = write.stdin(Stdio::piped()).spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(source.replace(GOOD, BAD).as_bytes())?;

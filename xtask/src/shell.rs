@@ -94,15 +94,15 @@ pub fn render(command: &Command) -> String {
 
 /// Prints a command and runs it with this program's terminal; it must exit 0.
 pub fn run(command: &mut Command) -> Result<(), Failure> {
-    match run_status(command)? {
+    say(format_args!("$ {}", render(command)));
+    match status_of(command)? {
         0 => Ok(()),
         status => Err(Failure::new(format!("`{}` ended with status {status}", render(command)))),
     }
 }
 
-/// Like [`run`], and returns the exit status. Death by a signal is a failure.
-pub fn run_status(command: &mut Command) -> Result<i32, Failure> {
-    say(format_args!("$ {}", render(command)));
+/// Runs a command with this program's terminal and returns its exit status. Death by a signal is a failure.
+pub fn status_of(command: &mut Command) -> Result<i32, Failure> {
     let status = command.status().map_err(|error| start(command, &error))?;
     status.code().ok_or_else(|| Failure::new(format!("`{}` ended with {status}", render(command))))
 }

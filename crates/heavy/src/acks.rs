@@ -67,8 +67,7 @@ pub fn lost(tendon: &Tendon, acks: &[Ack]) -> Vec<String> {
         .iter()
         .filter_map(|ack| match ack {
             Ack::File { branch, .. } => Some(branch.as_str()),
-            Ack::Branch(name) => Some(name.as_str()),
-            Ack::Audited { .. } => None,
+            Ack::Branch(_) | Ack::Audited { .. } => None,
         })
         .collect();
     let mut contents = BTreeMap::new();
@@ -78,10 +77,11 @@ pub fn lost(tendon: &Tendon, acks: &[Ack]) -> Vec<String> {
             Err(error) => lost.push(format!("branch {branch}: {error}")),
         }
     }
-    let audited = audited(tendon);
+    let (audited, listed) = (audited(tendon), listed(tendon));
     for ack in acks {
         match ack {
-            Ack::Branch(_) => {}
+            Ack::Branch(name) if listed.contains(name) => {}
+            Ack::Branch(name) => lost.push(format!("there is no branch {name}")),
             Ack::Audited { path } if audited.contains(path) => {}
             Ack::Audited { path } => lost.push(format!("the audit has no row about {path}")),
             Ack::File { branch, path, content } => {
@@ -109,6 +109,14 @@ fn export(tendon: &Tendon, branch: &str) -> Result<BTreeMap<String, String>, Str
             .insert(path.trim_start_matches("./").to_owned(), String::from_utf8_lossy(&content).into_owned());
     }
     Ok(files)
+}
+
+/// Every word of the list of branches, their names among them.
+fn listed(tendon: &Tendon) -> BTreeSet<String> {
+    match tendon.call(&["branch", "list"]) {
+        Ok(output) => String::from_utf8_lossy(&output).split_whitespace().map(str::to_owned).collect(),
+        Err(error) => BTreeSet::from([error]),
+    }
 }
 
 /// The paths that the audit has rows about.
