@@ -27,7 +27,8 @@ impl Sandbox {
         let owner = HandConfig::default();
         let owner = testkit::user::is_root().then_some((owner.uid, owner.gid));
         let options = StoreOptions { engine: EngineChoice::Auto, owner, clock: Arc::new(SystemClock) };
-        let store = Store::open(host.state(), options).expect("a store");
+        // Beside the planted secrets: a store is not made in a directory that holds something else.
+        let store = Store::open(&host.state().join("store"), options).expect("a store");
         let base = store.freeze_files(&[base_file()]).expect("a base").id;
         let hands = HandsOptions::new(testkit::binary("hand"), host.state());
         let hands = runtime.block_on(Hands::new(hands)).expect("hands");
