@@ -279,6 +279,9 @@ pub(crate) async fn keep(runner: Runner) {
         }
         let warm = &runner.inner.warm;
         runner.with_store(|store| store.unmount_idle(MOUNT_IDLE_MAX)).await;
+        if let Err(error) = runner.with_store(vfs::Store::flatten_some).await {
+            tracing::error!(error = chain(&error), "long chains of layers can't be flattened");
+        }
         let lingering: Vec<(BranchId, Actor)> = {
             let slots = warm.slots();
             slots
