@@ -1,5 +1,6 @@
 //! The only crate with unsafe code: mounts, namespaces, spawning, limits.
 
+mod child;
 pub mod facts;
 pub mod idmap;
 pub mod mount;

@@ -25,7 +25,7 @@ pub fn copy(source: &File, target: &File, size: u64) -> io::Result<()> {
 }
 
 /// The next range of data at or after `at`. A file system that can't tell has data everywhere.
-fn next_data(file: &File, at: u64, size: u64) -> io::Result<(u64, u64)> {
+pub fn next_data(file: &File, at: u64, size: u64) -> io::Result<(u64, u64)> {
     let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) => data.clamp(at, size),
         Err(Errno::NXIO) => size,

@@ -10,6 +10,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::child::{block_all_signals, errno, no_signals, set_signal_mask};
+
 /// Where the staged mounts lie: `STAGING/0`, `STAGING/1`, …
 pub const STAGING: &str = "/tmp";
 /// Most mounts and descriptors of one spawn.
@@ -399,33 +401,6 @@ fn tie_to_parent(parent: i32) -> Result<(), Stage> {
 
 fn check(result: c_long, stage: Stage) -> Result<(), Stage> {
     if result < 0 { Err(stage) } else { Ok(()) }
-}
-
-fn errno() -> c_int {
-    // SAFETY: always succeeds.
-    let location = unsafe { libc::__errno_location() };
-    // SAFETY: the location is valid as long as the thread is.
-    unsafe { *location }
-}
-
-fn no_signals() -> libc::sigset_t {
-    // SAFETY: `sigset_t` is plain bits, of which zero is the empty set on Linux.
-    unsafe { std::mem::zeroed() }
-}
-
-fn set_signal_mask(mask: &libc::sigset_t) {
-    // SAFETY: the pointer is valid; the old mask is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
-}
-
-fn block_all_signals() -> libc::sigset_t {
-    let mut all = no_signals();
-    let mut old = no_signals();
-    // SAFETY: the pointer is valid.
-    unsafe { libc::sigfillset(&mut all) };
-    // SAFETY: both pointers are valid.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old) };
-    old
 }
 
 /// Waits for a child that has ended (its pidfd is readable), without blocking. `None`: it runs. Else what killed it or

@@ -14,6 +14,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::child::{block_all_signals, errno, no_signals, set_signal_mask};
+
 /// Size of one encoded [`Report`]: far below `PIPE_BUF`, so that a record arrives whole.
 pub const RECORD_BYTES: usize = 40;
 /// Stack of the vforked child until it executes the command.
@@ -371,36 +373,9 @@ fn micros(time: libc::timeval) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000 + time.tv_usec.cast_unsigned()
 }
 
-fn errno() -> i32 {
-    // SAFETY: always succeeds.
-    let location = unsafe { libc::__errno_location() };
-    // SAFETY: the location is valid as long as the thread is.
-    unsafe { *location }
-}
-
 fn exit_now(code: c_int) -> ! {
     // SAFETY: ends the process without running anything of it.
     unsafe { libc::_exit(code) }
-}
-
-fn no_signals() -> libc::sigset_t {
-    // SAFETY: `sigset_t` is plain bits, of which zero is the empty set on Linux.
-    unsafe { std::mem::zeroed() }
-}
-
-fn set_signal_mask(mask: &libc::sigset_t) {
-    // SAFETY: the pointer is valid; the old mask is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
-}
-
-fn block_all_signals() -> libc::sigset_t {
-    let mut all = no_signals();
-    let mut old = no_signals();
-    // SAFETY: the pointer is valid.
-    unsafe { libc::sigfillset(&mut all) };
-    // SAFETY: both pointers are valid.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old) };
-    old
 }
 
 /// Takes a descriptor that whoever started this process left open, and has it closed on exec.

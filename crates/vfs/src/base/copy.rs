@@ -389,7 +389,7 @@ fn clone(source: &File, target: &File, size: u64) -> Result<(), CloneError> {
     target.set_len(size).map_err(CloneError::Write)?;
     let mut at = 0;
     while at < size {
-        let (data, hole) = seal::next_data(source, at, size).map_err(CloneError::Read)?;
+        let (data, hole) = sys::reflink::next_data(source, at, size).map_err(CloneError::Read)?;
         copy_range(source, target, data, hole)?;
         at = hole;
     }

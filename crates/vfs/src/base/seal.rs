@@ -10,7 +10,7 @@ use std::path::Path;
 
 use proto::path::TreePath;
 use rayon::prelude::*;
-use rustix::fs::{AtFlags, CWD, SeekFrom, Timespec, Timestamps};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 
 use super::FreezeError;
 use crate::entries::{Class, Entry, Kind, StatId};
@@ -196,7 +196,7 @@ fn hash_large(file: &File, size: u64) -> io::Result<blake3::Hash> {
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut at = 0;
     while at < size {
-        let (data, hole) = next_data(file, at, size)?;
+        let (data, hole) = sys::reflink::next_data(file, at, size)?;
         while at < data {
             let n = chunk(data - at);
             hasher.update_rayon(&ZEROS[..n]);
@@ -214,22 +214,6 @@ fn hash_large(file: &File, size: u64) -> io::Result<blake3::Hash> {
 
 fn chunk(left: u64) -> usize {
     usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK_BYTES)
-}
-
-/// The next range of data at or after `at`. A file system that can't tell has data everywhere.
-pub(super) fn next_data(file: &File, at: u64, size: u64) -> io::Result<(u64, u64)> {
-    use rustix::io::Errno;
-    let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-        Ok(data) => data.clamp(at, size),
-        Err(Errno::NXIO) => size,
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((at, size)),
-        Err(error) => return Err(error.into()),
-    };
-    if data == size {
-        return Ok((size, size));
-    }
-    let hole = rustix::fs::seek(file, SeekFrom::Hole(data))?.clamp(data, size);
-    Ok((data, hole))
 }
 
 #[cfg(test)]
