@@ -183,7 +183,10 @@ impl Run<'_> {
             move |store| store.tree_hash(&branch).ok()
         });
         let tree_after = tree_after.await;
-        if !kept {
+        if kept {
+            // A command that changed nothing may have recorded nothing.
+            self.runner.with_store(vfs::Store::settle).await.map_err(below)?;
+        } else {
             self.drop_branch(&ground.branch).await;
         }
         let ran = ran?;
@@ -233,7 +236,8 @@ impl Run<'_> {
             () = self.cancel.cancelled() => return Err(VerifyError::Cancelled),
         };
         let ground = self.runner.with_store(move |store| {
-            let branch = store.create_branch(&base.id, name.as_deref(), &actor).map_err(below)?.id;
+            // Nobody is told of it before its first command is recorded, which takes it to the disk.
+            let branch = store.begin_branch(&base.id, name.as_deref(), &actor).map_err(below)?.id;
             let tree_before = base.tree.clone();
             Ok(Ground { base, branch, tree_before })
         });

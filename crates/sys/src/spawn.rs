@@ -79,7 +79,7 @@ pub struct Plan {
     pub staged: Vec<(OwnedFd, Kind)>,
     /// Descriptors by the number that they get. 0, 1 and 2 must be among them; nothing else is inherited.
     pub fds: Vec<(RawFd, OwnedFd)>,
-    /// Open `cgroup.procs` files to enter, all of them.
+    /// Open `cgroup.procs` or `tasks` files to enter, all of them.
     pub cgroups: Vec<OwnedFd>,
     /// Resource limits, soft and hard alike; never above the caller's own.
     pub rlimits: Vec<(Rlimit, u64)>,

@@ -242,16 +242,43 @@ pub(crate) struct NewBranch<'a> {
     pub(crate) actor: &'a Actor,
 }
 
+/// A branch that is to be made of a base.
+#[derive(Clone, Copy)]
+struct Wish<'a> {
+    base: &'a BaseId,
+    name: Option<&'a str>,
+    actor: &'a Actor,
+    /// What it is filled with, for the audit.
+    detail: Option<&'a str>,
+    /// Whether it has to be on the disk.
+    synced: bool,
+}
+
 impl Store {
-    /// Makes a branch of a base.
+    /// Makes a branch of a base. It outlives a power cut.
     pub fn create_branch(
         &self,
         base: &BaseId,
         name: Option<&str>,
         actor: &Actor,
     ) -> Result<BranchInfo, CreateError> {
-        check_name(name)?;
-        self.create_filled(base, name, actor, None, |_| Ok(()))
+        self.create_filled(&Wish { base, name, actor, detail: None, synced: true }, |_| Ok(()))
+    }
+
+    /// As [`Store::create_branch`], without waiting for the disk: a power cut may take the branch with all that is in it,
+    /// until [`Store::settle`] or the next thing of any branch that is recorded. For who tells nobody of it before.
+    pub fn begin_branch(
+        &self,
+        base: &BaseId,
+        name: Option<&str>,
+        actor: &Actor,
+    ) -> Result<BranchInfo, CreateError> {
+        self.create_filled(&Wish { base, name, actor, detail: None, synced: false }, |_| Ok(()))
+    }
+
+    /// Waits until all branches that were begun are on the disk.
+    pub fn settle(&self) -> Result<(), CreateError> {
+        Ok(self.inner.db.settle()?)
     }
 
     /// Makes a branch that holds what `branch`, which may have been dropped since, held when audit row `seq` was
@@ -276,7 +303,8 @@ impl Store {
         let base = base.parse().map_err(|error| CreateError::Db(damaged(error)))?;
         let detail = format!("{branch} at {seq}");
         let fill = |root: &Root| self.restore(branch, seq, root.fd()).map_err(BranchAtError::from);
-        let info = self.create_filled(&base, name, actor, Some(&detail), fill)?;
+        let wish = Wish { base: &base, name, actor, detail: Some(&detail), synced: true };
+        let info = self.create_filled(&wish, fill)?;
         match self.scan(&info.id, actor, None) {
             Ok(_) => self.branch(&info.id).map_err(|error| match error {
                 BranchError::Db(error) => CreateError::Db(error).into(),
@@ -294,12 +322,11 @@ impl Store {
     /// Makes a branch and lets `fill` write to it before it is known to anybody. With `detail`, it is filled.
     fn create_filled<E: From<CreateError>>(
         &self,
-        base: &BaseId,
-        name: Option<&str>,
-        actor: &Actor,
-        detail: Option<&str>,
+        wish: &Wish<'_>,
         fill: impl FnOnce(&Root) -> Result<(), E>,
     ) -> Result<BranchInfo, E> {
+        let Wish { base, name, actor, detail, synced } = *wish;
+        check_name(name).map_err(CreateError::from)?;
         let engine = self.engines().chosen().map_err(|why| CreateError::Engine(why.to_owned()))?;
         let below = base_layer(&self.inner.db.read(), base)?;
         let id = BranchId::from_random(random().map_err(CreateError::from)?);
@@ -326,13 +353,14 @@ impl Store {
                 detail,
                 actor,
             };
-            let info = self.inner.db.write(|tx| -> Result<_, CreateError> {
+            let record = |tx: &Transaction<'_>| -> Result<_, CreateError> {
                 // Again: it may have been collected meanwhile.
                 let parent = base_layer(tx, base)?;
                 self.insert_layer(tx, &layer, &parent, &new)?;
                 self.insert_branch(tx, &new)
-            })?;
-            Ok(info)
+            };
+            let db = &self.inner.db;
+            Ok(if synced { db.write(record) } else { db.write_unsynced(record) }?)
         };
         let made = make().inspect_err(|_| drop(crate::base::remove_tree(&dir)))?;
         self.inner.live.step("create: recorded");

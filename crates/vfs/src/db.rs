@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ pub enum DbError {
     /// SQLite failed.
     #[error("the state database failed")]
     Sqlite(#[from] rusqlite::Error),
+    /// The disk took a commit and could not keep it.
+    #[error("the disk failed to keep what was recorded")]
+    Lost,
     /// A row holds what this version can't read.
     #[error("the state database holds a damaged row: {0}")]
     Damaged(String),
@@ -49,7 +53,7 @@ impl DbError {
         match self {
             DbError::Sqlite(error) => error.sqlite_error_code() == Some(ErrorCode::DiskFull),
             DbError::File(error) => error.kind() == io::ErrorKind::StorageFull,
-            DbError::Missing | DbError::Newer { .. } | DbError::Damaged(_) => false,
+            DbError::Lost | DbError::Missing | DbError::Newer { .. } | DbError::Damaged(_) => false,
         }
     }
 }
@@ -61,7 +65,7 @@ impl Coded for DbError {
         }
         let error = match self {
             DbError::Sqlite(error) => error,
-            DbError::File(_) => return Code::HostBroken,
+            DbError::File(_) | DbError::Lost => return Code::HostBroken,
             DbError::Missing | DbError::Newer { .. } | DbError::Damaged(_) => return Code::StateBad,
         };
         let busy = [Some(ErrorCode::DatabaseBusy), Some(ErrorCode::DatabaseLocked)];
@@ -78,6 +82,7 @@ impl Coded for DbError {
         Some(match self {
             DbError::File(_) => "choose another directory with --state-dir or TENDON_STATE_DIR".into(),
             DbError::Newer { .. } => "use the newer tendon".into(),
+            DbError::Lost => "look after the disk, then start the runner again".into(),
             DbError::Missing => {
                 "put `tendon.db` and `tendon.db-wal` back from a copy, or choose another directory".into()
             }
@@ -107,6 +112,11 @@ pub(crate) struct Db {
     path: PathBuf,
     conn: Mutex<Connection>,
     readers: Mutex<Vec<Connection>>,
+    /// Something was committed that a power cut may take.
+    unsynced: AtomicBool,
+    settling: Mutex<()>,
+    /// Such a commit is lost: what is appended behind it would be lost with it, so nothing is.
+    lost: AtomicBool,
 }
 
 impl Db {
@@ -124,7 +134,14 @@ impl Db {
         conn.pragma_update(None, "cache_size", -32_000)?;
         conn.set_prepared_statement_cache_capacity(64);
         migrate(&mut conn, must_be)?;
-        Ok(Self { path: path.to_owned(), conn: Mutex::new(conn), readers: Mutex::new(Vec::new()) })
+        Ok(Self {
+            path: path.to_owned(),
+            conn: Mutex::new(conn),
+            readers: Mutex::default(),
+            unsynced: AtomicBool::new(false),
+            settling: Mutex::default(),
+            lost: AtomicBool::new(false),
+        })
     }
 
     /// A connection that only reads, in one transaction: it sees all that is committed at its first read, and nothing
@@ -158,11 +175,69 @@ impl Db {
         &self,
         work: impl FnOnce(&Transaction<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut conn = self.read();
+        self.transact(&mut self.read(), work)
+    }
+
+    /// As [`Db::write`], and not synced: a power cut may take it, until [`Db::settle`] or the next [`Db::write`].
+    pub(crate) fn write_unsynced<T, E: From<DbError>>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut conn = Unsynced { db: self, conn: self.read() };
+        conn.conn.pragma_update(None, "synchronous", "normal").map_err(DbError::from)?;
+        // Before: a commit that fails may have written.
+        self.unsynced.store(true, Ordering::Release);
+        self.transact(&mut conn.conn, work)
+    }
+
+    /// Syncs what was committed unsynced. Should that fail, no more is written until the database is opened again.
+    pub(crate) fn settle(&self) -> Result<(), DbError> {
+        // Whoever finds nothing to sync has waited for the one who syncs it.
+        let _turn = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.unsynced.swap(false, Ordering::AcqRel) {
+            let mut log = self.path.clone().into_os_string();
+            log.push("-wal");
+            self.settled(File::open(log).and_then(|log| log.sync_data()))?;
+        }
+        self.usable()
+    }
+
+    fn settled(&self, synced: io::Result<()>) -> Result<(), DbError> {
+        synced.map_err(|error| {
+            tracing::error!(%error, "what was recorded can't be synced");
+            self.lost.store(true, Ordering::Release);
+            DbError::Lost
+        })
+    }
+
+    fn usable(&self) -> Result<(), DbError> {
+        if self.lost.load(Ordering::Acquire) { Err(DbError::Lost) } else { Ok(()) }
+    }
+
+    fn transact<T, E: From<DbError>>(
+        &self,
+        conn: &mut Connection,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.usable()?;
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(DbError::from)?;
         let out = work(&tx)?;
         tx.commit().map_err(DbError::from)?;
         Ok(out)
+    }
+}
+
+/// The writer while its commits are not synced. They are again when it is dropped, whatever happened meanwhile.
+struct Unsynced<'a> {
+    db: &'a Db,
+    conn: MutexGuard<'a, Connection>,
+}
+
+impl Drop for Unsynced<'_> {
+    fn drop(&mut self) {
+        if self.conn.pragma_update(None, "synchronous", "full").is_err() {
+            self.db.lost.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -224,6 +299,34 @@ mod tests {
         db.read().pragma_update(None, "user_version", 99).unwrap();
         drop(db);
         assert!(matches!(Db::open(&path, false), Err(DbError::Newer { found: 99, .. })));
+    }
+
+    #[test]
+    fn a_commit_that_the_disk_lost_is_the_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.db");
+        let db = Db::open(&path, false).unwrap();
+        let insert = |key: &'static str| {
+            move |tx: &Transaction<'_>| -> Result<(), DbError> {
+                tx.execute("INSERT INTO meta VALUES (?1, x'00')", [key])?;
+                Ok(())
+            }
+        };
+        let synchronous =
+            || -> u32 { db.read().pragma_query_value(None, "synchronous", |r| r.get(0)).unwrap() };
+        db.write_unsynced(insert("a")).unwrap();
+        db.settle().unwrap();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            db.write_unsynced(|_| -> Result<(), DbError> { panic!("while it was unsynced") })
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(synchronous(), 2, "full");
+        db.write_unsynced(insert("b")).unwrap();
+        assert!(matches!(db.settled(Err(io::ErrorKind::Other.into())), Err(DbError::Lost)));
+        assert!(matches!(db.settle(), Err(DbError::Lost)));
+        assert!(matches!(db.write(insert("c")), Err(DbError::Lost)));
+        drop(db);
+        Db::open(&path, true).unwrap().write(insert("c")).unwrap();
     }
 
     #[test]

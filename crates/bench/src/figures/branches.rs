@@ -1,5 +1,8 @@
-//! Making and mounting a branch in the runner, against `git worktree add` of the same repository.
+//! Making and mounting a branch in the runner, against `git worktree add` of the same repository, and what of it is the
+//! disk's: until the branch would outlive a power cut.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -17,10 +20,18 @@ use crate::stats::{Samples, rotated, show_seconds};
 /// Rounds in which every candidate has its turn.
 const ROUNDS: usize = 5;
 
+/// What the log of a small transaction takes.
+const LOG_BYTES: usize = 32 << 10;
+
 /// What one round makes.
+#[derive(Default)]
 struct Round {
     small: Samples,
     large: Samples,
+    /// On the disk.
+    kept: Samples,
+    /// A block appended to a file and synced.
+    synced: Samples,
 }
 
 pub(crate) fn measure(bench: &Bench) -> Result<Vec<Row>> {
@@ -36,12 +47,14 @@ pub(crate) fn measure(bench: &Bench) -> Result<Vec<Row>> {
             "round {} of {ROUNDS}: {per_round} branches of each repository, one worktree",
             round + 1
         ));
-        let mut made = Round { small: Samples::default(), large: Samples::default() };
-        for candidate in rotated(3, round) {
+        let mut made = Round::default();
+        for candidate in rotated(5, round) {
             settle(bench.scratch.path())?;
             match candidate {
                 0 => made.small = maker.make(&small, per_round)?,
                 1 => made.large = maker.make(&large, per_round)?,
+                2 => made.kept = maker.make_kept(&small, per_round / 2)?,
+                3 => made.synced = sync_blocks(&bench.scratch.fresh("log"), per_round / 2)?,
                 _ => worktree.push(add_worktree(repository, &bench.scratch.fresh("worktree"))?),
             }
         }
@@ -65,6 +78,21 @@ impl Maker<'_> {
         for _ in 0..count {
             let start = Instant::now();
             let branch =
+                self.store.begin_branch(base, None, &actor()).context(|| "can't make a branch".into())?;
+            let root = self.store.mount(&branch.id).context(|| "can't mount a branch".into())?;
+            samples.push(start.elapsed());
+            self.mounted.push(root);
+        }
+        self.store.settle().context(|| "can't sync the branches".into())?;
+        Ok(samples)
+    }
+
+    /// The same, each on the disk before it counts as made.
+    fn make_kept(&mut self, base: &BaseId, count: usize) -> Result<Samples> {
+        let mut samples = Samples::default();
+        for _ in 0..count {
+            let start = Instant::now();
+            let branch =
                 self.store.create_branch(base, None, &actor()).context(|| "can't make a branch".into())?;
             let root = self.store.mount(&branch.id).context(|| "can't mount a branch".into())?;
             samples.push(start.elapsed());
@@ -72,6 +100,19 @@ impl Maker<'_> {
         }
         Ok(samples)
     }
+}
+
+/// What the disk alone takes to keep something.
+fn sync_blocks(path: &Path, count: usize) -> Result<Samples> {
+    let failed = || format!("can't write {}", path.display());
+    let mut samples = Samples::default();
+    let mut file = File::create(path).context(failed)?;
+    for _ in 0..count {
+        let start = Instant::now();
+        file.write_all(&[7; LOG_BYTES]).and_then(|()| file.sync_data()).context(failed)?;
+        samples.push(start.elapsed());
+    }
+    Ok(samples)
 }
 
 /// The peer: a worktree of its own for an agent, as git makes it.
@@ -83,12 +124,16 @@ pub(crate) fn add_worktree(repository: &Path, target: &Path) -> Result<Duration>
 
 fn rows(rounds: &[Round], worktree: &Samples, crowded: &Samples, mounted: usize) -> Vec<Row> {
     let (mut small, mut large) = (Samples::default(), Samples::default());
-    let (mut flat, mut faster) = (Samples::default(), Samples::default());
+    let (mut flat, mut faster, mut disk) = (Samples::default(), Samples::default(), Samples::default());
+    let (mut kept, mut synced) = (Samples::default(), Samples::default());
     for (number, round) in rounds.iter().enumerate() {
         small.extend(&round.small);
         large.extend(&round.large);
         flat.push_value(round.large.median() / round.small.median());
         faster.push_value(worktree.nth(number) / round.large.median());
+        kept.extend(&round.kept);
+        synced.extend(&round.synced);
+        disk.push_value(round.kept.median() / round.synced.median());
     }
     let absolute = |what: String, samples: &Samples| Row {
         figure: what,
@@ -116,6 +161,17 @@ fn rows(rounds: &[Round], worktree: &Samples, crowded: &Samples, mounted: usize)
             baseline: show_seconds(worktree.median()),
             ratio: Ratio::Faster(faster.spread()),
             bar: Bar::AtLeast(100.0),
+            failure: None,
+        },
+        Row {
+            figure: format!(
+                "create and mount a branch that outlives a power cut ÷ {} KiB appended and synced",
+                LOG_BYTES >> 10
+            ),
+            ours: quantiles(&kept),
+            baseline: quantiles(&synced),
+            ratio: Ratio::Of(disk.spread()),
+            bar: Bar::None,
             failure: None,
         },
     ]
