@@ -101,7 +101,11 @@ mod tests {
             fs::write(&seen, "above").unwrap();
             assert_eq!(fs::read_to_string(below.join("file")).unwrap(), "below");
             let clone = clone_fd(scratch.fd().as_fd()).unwrap();
-            assert_eq!(mounts().matches("mnt/hand-").count(), 1, "the lower one is attached no longer than needed");
+            assert_eq!(
+                mounts().matches("mnt/hand-").count(),
+                1,
+                "the lower one is attached no longer than needed"
+            );
             drop(scratch);
             assert!(!mounts().contains("mnt/hand-"), "{}", mounts());
             // What was cloned and mounted lives on.

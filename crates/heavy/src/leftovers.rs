@@ -84,7 +84,8 @@ pub fn cgroup_prefixes() -> BTreeSet<String> {
         let names = groups.lines().flat_map(|line| line.split('/'));
         // `tendon-WORD-RUN`: each run of a runner has its own, the word stays.
         let words = names.filter_map(|name| name.strip_prefix("tendon-")?.split('-').next());
-        prefixes.extend(words.map(|word| format!("tendon-{word}")));
+        // `tendon-aside` is where a runner puts those who stood in its way, for as long as they live.
+        prefixes.extend(words.filter(|word| *word != "aside").map(|word| format!("tendon-{word}")));
     }
     prefixes
 }

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use heavy::guest::init::UP;
 use heavy::vm::{Machine, Root};
 use testkit::process::binary;
 use testkit::{Need, have_all, temp_dir};
 
 /// All cases. What the guest does not mention has failed.
-const CASES: [&str; 25] = [
+const CASES: [&str; 27] = [
     "root-doctor",
     "root-report",
     "root-memory",
@@ -28,8 +29,10 @@ const CASES: [&str; 25] = [
     "scope-shell",
     "terminal-doctor",
     "terminal-memory",
+    "terminal-killed",
     "given-doctor",
     "given-memory",
+    "given-killed",
     "terminal-is-where-it-was",
     "userns-off-doctor",
     "userns-off-verify",
@@ -54,7 +57,7 @@ fn a_host_with_version_2_only_holds_every_promise() {
     }
     root.install(&binary("v2-guest"), "usr/bin/v2-guest");
     let init = dir.path().join("root/usr/bin/v2-guest");
-    let output = Machine::boot(&root, &init, dir.path()).output(PATIENCE);
+    let output = Machine::boot(&root, &init, dir.path(), UP).output(PATIENCE);
 
     let mut went: BTreeMap<&str, &str> = BTreeMap::new();
     for line in &output {

@@ -102,17 +102,23 @@ impl Parent {
     }
 }
 
-/// Enables for the children of a group what it has of the controllers that we use. A group with processes of its own can't
-/// (but for the topmost one of the machine): in one that is ours they are moved to a child of it first.
+/// Enables for the children of a group what it has of the controllers that we use. That takes a group without processes of
+/// its own, but for the topmost one of the machine: the kernel would refuse some controllers, and by the others turn the
+/// group into one of threads. In a group that is ours they are moved to a child of it.
 fn pass_on(dir: &Path, ours: bool) -> io::Result<()> {
+    let topmost = !dir.join("cgroup.type").exists();
     for _ in 0..CGROUP_ASIDE_ROUNDS {
-        match enable(dir) {
-            // Who is forked meanwhile is moved in the next round.
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && ours => move_aside(dir)?,
-            done => return done,
+        let inside = fs::read_to_string(dir.join("cgroup.procs"))?;
+        if topmost || inside.is_empty() {
+            return enable(dir);
         }
+        if !ours {
+            return Err(io::Error::other("it has processes, and was not delegated"));
+        }
+        // Who is forked meanwhile is moved in the next round.
+        move_aside(dir, &inside)?;
     }
-    enable(dir)
+    Err(io::ErrorKind::ResourceBusy.into())
 }
 
 /// Enables each controller by itself, since one that can't be must not stop the others. An error: none is enabled.
@@ -145,14 +151,14 @@ fn listed(names: &str, name: &str) -> bool {
     names.split_ascii_whitespace().any(|have| have == name)
 }
 
-/// Moves all processes of a group into a child, which stays as long as they do: this process is one of them.
-fn move_aside(dir: &Path) -> io::Result<()> {
+/// Moves the processes of a group into a child, which stays as long as they do: this process is one of them.
+fn move_aside(dir: &Path, inside: &str) -> io::Result<()> {
     let aside = dir.join(ASIDE);
     match fs::create_dir(&aside) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    for pid in fs::read_to_string(dir.join("cgroup.procs"))?.lines().take(CGROUP_PROCS_MAX) {
+    for pid in inside.lines().take(CGROUP_PROCS_MAX) {
         match fs::write(aside.join("cgroup.procs"), pid) {
             // It has ended.
             Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}

@@ -20,13 +20,12 @@ const VANISH_MAX: Duration = Duration::from_secs(15);
 const START_MAX: Duration = Duration::from_secs(40);
 /// Eats far more memory than it may.
 const GLUTTON: &[&str] = &["--memory", "64MiB", "--check", "dd if=/dev/zero of=/dev/null bs=200M count=1"];
-/// Starts more processes than it may.
+/// Starts more processes than it may. The next command is started when they have ended.
 const BREEDER: &[&str] = &[
     "--pids",
     "20",
-    "--keep-going",
     "--check",
-    "sh -c 'for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30; do sleep 5 & done; wait'",
+    "sh -c '(n=0; while [ $n -lt 40 ]; do sleep 2 & n=$((n+1)); done) || exec sleep 4'",
     "--check",
     "true",
 ];
@@ -66,15 +65,8 @@ fn root(groups: &Groups) {
         nothing_left(&["sleep 4321"])
     });
     root.stop();
-    tell("root-killed", || killed_runner_leaves_nothing(&root));
-    tell("root-is-where-it-was", || {
-        // Root's own login was given to nobody: nothing may be moved or enabled there.
-        let enabled = read(&groups.root.join("cgroup.subtree_control"));
-        ensure!(enabled.trim().is_empty(), "the login passes on {enabled}");
-        let inside = groups_named(&groups.root, "tendon-");
-        ensure!(inside.is_empty(), "the login holds {inside:?}");
-        Ok(())
-    });
+    tell("root-killed", || killed_runner_leaves_nothing(&root, Path::new(CGROUPS)));
+    tell("root-is-where-it-was", || untouched(&groups.root));
 }
 
 fn not_delegated(groups: &Groups) {
@@ -118,7 +110,7 @@ fn delegated(groups: &Groups) {
     tell("scope-memory", || memory_is_limited(&scope));
     tell("scope-pids", || processes_are_limited(&scope));
     scope.stop();
-    tell("scope-killed", || killed_runner_leaves_nothing(&scope));
+    tell("scope-killed", || killed_runner_leaves_nothing(&scope, &groups.scope));
     // A shell in the scope: the first call moves it aside, and the second one starts where it was moved to.
     tell("scope-shell", || {
         let call = "tendon doctor --json && tendon runner stop";
@@ -126,19 +118,23 @@ fn delegated(groups: &Groups) {
         ensure!(ended.code == Some(0), "{}", ended.text());
         let count = ended.stdout.matches("by cgroup2").count();
         ensure!(count >= 3, "{}", ended.text());
-        let nested = groups_named(&groups.scope, "tendon-").len();
-        ensure!(nested <= 1, "more than the one group aside: {nested}");
-        Ok(())
+        let aside = groups.scope.join("tendon-aside");
+        wait("the runner's group is gone", VANISH_MAX, || {
+            groups_named(&groups.scope, "tendon-") == [aside.clone()]
+        })?;
+        untouched(&aside)
     });
-    for (name, group) in [("terminal", &groups.terminal), ("given", &groups.given)] {
+    for (name, group, place) in
+        [("terminal", &groups.terminal, &groups.manager), ("given", &groups.given, &groups.given)]
+    {
         let session = Session::new(name, USER, group);
         tell(&format!("{name}-doctor"), || everything_is_enforced(&session));
         tell(&format!("{name}-memory"), || memory_is_limited(&session));
         session.stop();
+        tell(&format!("{name}-killed"), || killed_runner_leaves_nothing(&session, place));
     }
     tell("terminal-is-where-it-was", || {
-        let inside = groups_named(&groups.terminal, "tendon-");
-        ensure!(inside.is_empty(), "a unit that was not delegated holds {inside:?}");
+        untouched(&groups.terminal)?;
         let left = groups_named(&groups.manager, "tendon-");
         let left: Vec<_> = left.iter().filter(|path| !path.starts_with(&groups.scope)).collect();
         ensure!(left.is_empty(), "the runner left {left:?}");
@@ -176,6 +172,12 @@ fn everything_is_enforced(session: &Session) -> Case {
     let doctor = session.doctor()?;
     let broken = doctor.named("broken");
     ensure!(doctor.code == Some(0) && broken.is_empty(), "status {:?}, broken: {broken:?}", doctor.code);
+    // Debian 12's kernel does all of it, and ext4 has no reflinks.
+    ensure!(
+        doctor.named("degraded") == ["\"engine copy, by reflink\""],
+        "degraded: {:?}",
+        doctor.named("degraded")
+    );
     for name in ["limit memory", "limit cpu", "limit pids", "fork of a branch in use"] {
         let check = doctor.check(name);
         ensure!(check.starts_with("works: by cgroup2"), "{name}: {check}");
@@ -208,16 +210,15 @@ fn memory_is_limited(session: &Session) -> Case {
 }
 
 fn processes_are_limited(session: &Session) -> Case {
-    let report = session.verify(1, BREEDER)?;
+    let report = session.verify(0, BREEDER)?;
     let words = report["commands"][0]["stderr"]["tail"].to_string();
     ensure!(words.to_lowercase().contains("fork"), "no refusal: {}", report["commands"][0]);
-    // The hand lives on.
-    ensure!(outcome(&report, 1)["code"] == 0, "{}", report["commands"][1]);
     Ok(())
 }
 
-/// Kills a runner under which a command and a grandchild of it run, after a look at the hand's group.
-fn killed_runner_leaves_nothing(session: &Session) -> Case {
+/// Kills a runner under which a command and a grandchild of it run, after a look at the hand's group, which must lie in
+/// `place`.
+fn killed_runner_leaves_nothing(session: &Session, place: &Path) -> Case {
     let mut runner = background(session, &["tendond"]);
     wait("the runner answers", START_MAX, || session.run(&["tendon", "runner", "status"]).code == Some(0))?;
     let source = session.state().with_file_name("source");
@@ -227,7 +228,7 @@ fn killed_runner_leaves_nothing(session: &Session) -> Case {
     let argv = [&["tendon", "verify", "--files", &source, "--check", check], &limits[..]].concat();
     let mut client = background(session, &argv);
     let two = || command_lines().iter().filter(|line| line.as_str() == "sleep 9876").count() == 2;
-    let seen = wait("the command runs", START_MAX, two).and_then(|()| one_hand());
+    let seen = wait("the command runs", START_MAX, two).and_then(|()| one_hand(place));
     // This program became the runner: it has the same process id.
     let pid = Pid::from_raw(runner.id().cast_signed()).ok_or("no process")?;
     kill_process(pid, Signal::KILL).map_err(|error| error.to_string())?;
@@ -240,15 +241,28 @@ fn killed_runner_leaves_nothing(session: &Session) -> Case {
     Ok(())
 }
 
+/// A group that was given to nobody: nothing may be made, moved or enabled in it.
+fn untouched(group: &Path) -> Case {
+    let (enabled, kind) = (read(&group.join("cgroup.subtree_control")), read(&group.join("cgroup.type")));
+    let inside = groups_named(group, "tendon-");
+    ensure!(
+        enabled.trim().is_empty() && kind.trim() == "domain" && inside.is_empty(),
+        "{}: {kind}, passes on {enabled:?}, holds {inside:?}",
+        group.display()
+    );
+    Ok(())
+}
+
 fn background(session: &Session, argv: &[&str]) -> Child {
     let mut command = session.command(argv);
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a command starts")
 }
 
 /// Looks at the only hand's group: that its limits are the kernel's, and that its processes are in it.
-fn one_hand() -> Case {
+fn one_hand(place: &Path) -> Case {
     let found = groups_named(Path::new(CGROUPS), "hand-");
     let [hand] = &found[..] else { return Err(format!("not one hand: {found:?}")) };
+    ensure!(hand.ancestors().nth(2) == Some(place), "{} is not in {}", hand.display(), place.display());
     let get = |name: &str| read(&hand.join(name)).trim().to_owned();
     ensure!(get("memory.max") == (128 << 20).to_string(), "memory.max is {}", get("memory.max"));
     ensure!(get("memory.swap.max") == "0" || get("memory.swap.max").is_empty(), "swap is allowed");
@@ -272,7 +286,8 @@ fn nothing_left(names: &[&str]) -> Case {
         };
         command_lines().into_iter().filter(ours).collect::<Vec<_>>()
     };
-    wait("the processes are gone", VANISH_MAX, || left().is_empty()).map_err(|why| format!("{why}: {:?}", left()))?;
+    wait("the processes are gone", VANISH_MAX, || left().is_empty())
+        .map_err(|why| format!("{why}: {:?}", left()))?;
     if !names.contains(&"tendond") {
         return Ok(());
     }
@@ -280,7 +295,8 @@ fn nothing_left(names: &[&str]) -> Case {
         let all = groups_named(Path::new(CGROUPS), "tendon-");
         all.into_iter().filter(|path| !path.ends_with("tendon-aside")).collect()
     };
-    wait("the groups are gone", VANISH_MAX, || groups().is_empty()).map_err(|why| format!("{why}: {:?}", groups()))
+    wait("the groups are gone", VANISH_MAX, || groups().is_empty())
+        .map_err(|why| format!("{why}: {:?}", groups()))
 }
 
 fn wait(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Case {

@@ -138,7 +138,8 @@ impl Session {
         let file = |end: &str| self.home.with_extension(end);
         let create = |end: &str| File::create(file(end)).expect("create");
         let mut command = self.command(argv);
-        let mut child = command.stdout(create("out")).stderr(create("err")).spawn().expect("a command starts");
+        let mut child =
+            command.stdout(create("out")).stderr(create("err")).spawn().expect("a command starts");
         let start = Instant::now();
         let code = loop {
             match child.try_wait().expect("wait") {
@@ -231,7 +232,10 @@ impl Doctor {
 pub fn enter(args: &[String]) {
     let [uid, group, program, args @ ..] = args else { panic!("UID GROUP COMMAND") };
     let uid: u32 = uid.parse().expect("a user id");
-    fs::write(Path::new(group).join("cgroup.procs"), "0").expect("the group is entered");
+    let procs = Path::new(group).join("cgroup.procs");
+    // A group that a runner divides takes no process: who was in it stands aside, and so do the processes that they start.
+    let aside = Path::new(group).join("tendon-aside/cgroup.procs");
+    fs::write(procs, "0").or_else(|_| fs::write(aside, "0")).expect("the group is entered");
     let error = command(program).args(args).uid(uid).gid(uid).exec();
     panic!("{program}: {error}");
 }

@@ -1,7 +1,7 @@
 //! The guest's first process: from the initial file system to the disk, then the cases, then off.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,9 +11,13 @@ use testkit::process::{command, wait_until};
 
 use super::host::CGROUPS;
 
+/// The first line that the guest writes.
+pub const UP: &str = "the guest is up";
+
 /// Boots, runs the cases and switches the machine off.
 pub fn run() {
     boot().expect("the guest boots");
+    let _ = writeln!(io::stdout(), "{UP}");
     // A process of its own, so that this one can collect every orphan.
     let cases = command("/proc/self/exe").arg("cases").spawn().expect("the cases start");
     let place = PathBuf::from(format!("/proc/{}", cases.id()));
