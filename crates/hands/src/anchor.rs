@@ -1,64 +1,66 @@
 //! Mounts for kernels before Linux 6.15, which neither clone a detached mount nor take one as a layer of an overlay: they
-//! are attached in the runner's own mount namespace, below the state directory.
+//! are attached in the runner's own mount namespace, below one mount in the state directory, which no hand gets a copy of.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
 
+use crate::limits::ANCHOR_BYTES_MAX;
+
 /// Where mounts are attached. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Anchor {
-    /// `None`: the kernel handles detached mounts.
-    dir: Option<PathBuf>,
-}
+pub struct Anchor(Option<Arc<Attached>>);
 
-/// A mount that is attached as long as this lives, where the kernel needs it.
+/// A mount that is attached as long as this lives.
 #[derive(Debug)]
-pub struct Attached(Option<PathBuf>);
+pub struct Attached(PathBuf);
 
 impl Anchor {
-    /// Finds out what the kernel needs. The place is shared with the branches' mounts, and what is left there is removed
-    /// when the next runner starts.
+    /// Finds out what the kernel needs. The place is shared with the branches' mounts.
     pub fn new(state_dir: &Path) -> io::Result<Self> {
-        let detached = sys::mount::clone(tmpfs(4096)?.as_fd()).is_ok();
-        Ok(if detached { Anchor { dir: None } } else { Anchor::below(state_dir) })
+        match sys::mount::clone(tmpfs(ANCHOR_BYTES_MAX)?.as_fd()) {
+            Ok(_) => Ok(Anchor(None)),
+            Err(_) => Anchor::below(state_dir),
+        }
     }
 
-    fn below(state_dir: &Path) -> Self {
-        Anchor { dir: Some(state_dir.join("mnt")) }
+    fn below(state_dir: &Path) -> io::Result<Self> {
+        let dir = state_dir.join("mnt");
+        fs::create_dir_all(&dir)?;
+        let mount = tmpfs(ANCHOR_BYTES_MAX)?;
+        sys::mount::attach(mount.as_fd(), &dir)?;
+        Ok(Anchor(Some(Arc::new(Attached(dir)))))
     }
 
-    /// Whether this kernel needs it.
-    pub fn is_needed(&self) -> bool {
-        self.dir.is_some()
+    /// The mount that nobody else is to have a copy of.
+    pub fn place(&self) -> Option<&Path> {
+        self.0.as_ref().map(|attached| attached.0.as_path())
     }
 
     /// Attaches a detached directory mount if the kernel needs that.
-    pub fn attach(&self, mount: BorrowedFd<'_>) -> io::Result<Attached> {
+    pub fn attach(&self, mount: BorrowedFd<'_>) -> io::Result<Option<Attached>> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let Some(dir) = &self.dir else { return Ok(Attached(None)) };
-        fs::create_dir_all(dir)?;
+        let Some(dir) = self.place() else { return Ok(None) };
         let target = dir.join(format!("hand-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&target)?;
-        let attached = Attached(Some(target.clone()));
-        sys::mount::attach(mount, &target)?;
-        Ok(attached)
+        let attached = Attached(target);
+        sys::mount::attach(mount, &attached.0)?;
+        Ok(Some(attached))
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        if let Some(target) = &self.0 {
-            // Not mounted is as good as unmounted; a directory that stays is removed at the next start.
-            let _ = sys::mount::detach(target);
-            let _ = fs::remove_dir(target);
-        }
+        // Not mounted is as good as unmounted; a directory that stays is in memory, or removed at the next start.
+        let _ = sys::mount::detach(&self.0);
+        let _ = fs::remove_dir(&self.0);
     }
 }
 
@@ -74,13 +76,22 @@ pub fn tmpfs(bytes_max: u64) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
+    use std::fs::File;
+    use std::io::Read as _;
     use std::os::fd::AsRawFd as _;
+    use std::os::unix::ffi::OsStrExt as _;
 
+    use sys::spawn::{Kind, Plan, Spawner};
     use testkit::{Need, have, user::private_mounts};
 
     use super::*;
     use crate::generated::Tmpfs;
     use crate::tier::mounts::{Owners, clone_fd};
+
+    fn mounts() -> String {
+        fs::read_to_string("/proc/self/mountinfo").unwrap()
+    }
 
     #[test]
     fn older_kernels_get_their_mounts_attached() {
@@ -88,15 +99,13 @@ mod tests {
             return;
         }
         private_mounts("anchor::tests::older_kernels_get_their_mounts_attached", || {
-            let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap();
             let dir = testkit::temp_dir("anchor");
             let below = dir.path().join("below");
             fs::create_dir(&below).unwrap();
             fs::write(below.join("file"), "below").unwrap();
-            let anchor = Anchor::below(dir.path());
+            let anchor = Anchor::below(dir.path()).unwrap();
             let scratch = Tmpfs::new(1 << 20, &anchor).unwrap();
-            assert!(mounts().contains("mnt/hand-"), "{}", mounts());
-            let overlay = Owners::new(None, anchor).copy_on_write(&below, &scratch, "0").unwrap();
+            let overlay = Owners::new(None, anchor.clone()).copy_on_write(&below, &scratch, "0").unwrap();
             let seen = format!("/proc/self/fd/{}/file", overlay.as_raw_fd());
             fs::write(&seen, "above").unwrap();
             assert_eq!(fs::read_to_string(below.join("file")).unwrap(), "below");
@@ -106,13 +115,31 @@ mod tests {
                 1,
                 "the lower one is attached no longer than needed"
             );
-            drop(scratch);
-            assert!(!mounts().contains("mnt/hand-"), "{}", mounts());
+            assert!(!seen_by_a_child(&anchor, &clone).contains("mnt"));
+            drop((scratch, anchor));
+            assert!(!mounts().contains("/mnt"), "{}", mounts());
             // What was cloned and mounted lives on.
             assert_eq!(fs::read_to_string(&seen).unwrap(), "above");
             let upper = format!("/proc/self/fd/{}/0/upper/file", clone.as_raw_fd());
             assert_eq!(fs::read_to_string(upper).unwrap(), "above");
-            assert_eq!(fs::read_dir(dir.path().join("mnt")).unwrap().count(), 0);
         });
+    }
+
+    /// The mounts of a program that is spawned as hands are.
+    fn seen_by_a_child(anchor: &Anchor, staged: &OwnedFd) -> String {
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let plan = Plan {
+            argv: vec![c"/bin/cat".into(), c"/proc/self/mountinfo".into()],
+            staged: vec![(staged.try_clone().unwrap(), Kind::Dir)],
+            forgotten: anchor.place().map(|place| CString::new(place.as_os_str().as_bytes()).unwrap()),
+            fds: vec![(0, null()), (1, write), (2, null())],
+            ..Plan::default()
+        };
+        Spawner::new().spawn(plan).unwrap();
+        let mut text = String::new();
+        File::from(read).read_to_string(&mut text).unwrap();
+        assert!(text.contains("/tmp/0"), "{text}");
+        text.lines().filter(|line| line.contains("tendon-anchor")).collect()
     }
 }

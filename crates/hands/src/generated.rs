@@ -29,7 +29,7 @@ pub const PROC_HIDDEN_DIRS: [&str; 3] = ["bus", "fs", "driver"];
 #[derive(Debug)]
 pub struct Tmpfs {
     fd: OwnedFd,
-    _attached: Attached,
+    _attached: Option<Attached>,
 }
 
 impl Tmpfs {

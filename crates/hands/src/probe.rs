@@ -266,7 +266,7 @@ fn overlay(place: &Path, ids: Option<Ids>, anchor: &Anchor) -> Tried {
 
 fn detached(anchor: &Anchor) -> Tried {
     let tried = Tmpfs::new(1 << 20, anchor).and_then(|mount| clone_fd(mount.fd().as_fd()));
-    let how = if anchor.is_needed() {
+    let how = if anchor.place().is_some() {
         "can be made, and are attached in the runner's own namespace, since before Linux 6.15 they can't be cloned"
     } else {
         "can be made and cloned"

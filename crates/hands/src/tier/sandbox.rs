@@ -2,9 +2,10 @@
 //! which adds Landlock.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -351,9 +352,12 @@ impl Sandbox {
         let null = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/null")?);
         let config = sealed("boot", &boot.to_json()?)?;
         let (argv, staged) = bwrap.finish(&[OsStr::new(HAND_PATH)])?;
+        let forgotten =
+            self.anchor.place().map(|place| CString::new(place.as_os_str().as_bytes())).transpose()?;
         let plan = Plan {
             argv,
             staged,
+            forgotten,
             fds: vec![
                 (0, null),
                 (1, stderr_in.try_clone()?),

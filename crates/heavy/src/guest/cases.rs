@@ -272,8 +272,14 @@ fn one_hand(place: &Path) -> Case {
     let pinned = get("cpuset.cpus");
     ensure!(pinned.len() == 1 || !hand.join("cpuset.cpus").exists(), "cpuset.cpus is {pinned:?}");
     ensure!(hand.join("cpuset.cpus").exists() || hand.starts_with("/sys/fs/cgroup/user.slice"), "no cpuset");
-    let inside = get("cgroup.procs").lines().count();
-    ensure!(inside >= 4, "only {inside} processes are in the group");
+    let inside = get("cgroup.procs");
+    ensure!(inside.lines().count() >= 4, "only these processes are in the group: {inside}");
+    for pid in inside.lines() {
+        // A copy of the runner's mounts would keep branches of others alive.
+        let mounts = read(Path::new(&format!("/proc/{pid}/mountinfo")));
+        let copied: Vec<&str> = mounts.lines().filter(|line| line.contains("state/mnt")).collect();
+        ensure!(copied.is_empty(), "process {pid} has the runner's mounts: {copied:?}");
+    }
     Ok(())
 }
 
