@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::host::{CGROUPS, Groups, Session, USER};
@@ -219,20 +218,18 @@ fn processes_are_limited(session: &Session) -> Case {
 /// Kills a runner under which a command and a grandchild of it run, after a look at the hand's group, which must lie in
 /// `place`.
 fn killed_runner_leaves_nothing(session: &Session, place: &Path) -> Case {
-    let mut runner = background(session, &["tendond"]);
+    let mut runner = Background::start(session, &["tendond"]);
     wait("the runner answers", START_MAX, || session.run(&["tendon", "runner", "status"]).code == Some(0))?;
     let source = session.state().with_file_name("source");
     let source = source.to_string_lossy();
     let check = "sh -c 'setsid sleep 9876 & sleep 9876'";
     let limits = ["--memory", "128MiB", "--pids", "50", "--cpus", "1"];
     let argv = [&["tendon", "verify", "--files", &source, "--check", check], &limits[..]].concat();
-    let mut client = background(session, &argv);
+    let client = Background::start(session, &argv);
     let two = || command_lines().iter().filter(|line| line.as_str() == "sleep 9876").count() == 2;
     let seen = wait("the command runs", START_MAX, two).and_then(|()| one_hand(place));
-    // This program became the runner: it has the same process id.
-    let pid = Pid::from_raw(runner.id().cast_signed()).ok_or("no process")?;
-    kill_process(pid, Signal::KILL).map_err(|error| error.to_string())?;
-    let _ = (runner.wait(), client.wait());
+    runner.kill();
+    drop(client);
     seen?;
     nothing_left(&["sleep 9876", "bwrap", "hand", "tendond"])?;
     let mounts = read(Path::new("/proc/self/mountinfo"));
@@ -253,9 +250,26 @@ fn untouched(group: &Path) -> Case {
     Ok(())
 }
 
-fn background(session: &Session, argv: &[&str]) -> Child {
-    let mut command = session.command(argv);
-    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a command starts")
+/// A command that runs until it is killed by SIGKILL, at the latest when this is dropped.
+struct Background(Child);
+
+impl Background {
+    fn start(session: &Session, argv: &[&str]) -> Self {
+        let mut command = session.command(argv);
+        Background(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a command starts"))
+    }
+
+    fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.kill();
+    }
 }
 
 /// Looks at the only hand's group: that its limits are the kernel's, and that its processes are in it.
