@@ -8,11 +8,9 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use testkit::kernel::Kernel;
+use testkit::kernel::{Kernel, MODULES};
 use testkit::process::{command, run};
 
-/// What the guest needs to reach its disk, and overlayfs.
-const MODULES: [&str; 3] = ["virtio_mmio", "virtio_blk", "overlay"];
 /// Where the guest's first program finds its modules, in the order of their names.
 const MODULES_DIR: &str = "modules";
 /// How often a boot is tried, and how long one may take: it takes 3 s on a quiet machine.

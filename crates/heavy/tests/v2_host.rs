@@ -10,7 +10,7 @@ use testkit::process::binary;
 use testkit::{Need, have_all, temp_dir};
 
 /// All cases. What the guest does not mention has failed.
-const CASES: [&str; 27] = [
+const CASES: [&str; 28] = [
     "root-doctor",
     "root-report",
     "root-memory",
@@ -33,6 +33,7 @@ const CASES: [&str; 27] = [
     "given-doctor",
     "given-memory",
     "given-killed",
+    "sudo-killed",
     "terminal-is-where-it-was",
     "userns-off-doctor",
     "userns-off-verify",

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 /// How the package names it.
 const SUFFIX: &str = "-cloud-amd64";
 
+/// The modules that a guest of ours needs: to reach its disk, and overlayfs.
+pub const MODULES: [&str; 3] = ["virtio_mmio", "virtio_blk", "overlay"];
+
 /// A kernel that can be booted, and its modules.
 #[derive(Clone, Debug)]
 pub struct Kernel {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use crate::fixtures::{temp_dir, write};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, MODULES};
 use crate::process::{command, variable};
 use crate::user::{as_other_user, give_to_other_user, is_root};
 
@@ -257,7 +257,7 @@ fn probe_fuse() -> Result<(), String> {
 }
 
 fn probe_qemu() -> Result<(), String> {
-    Kernel::find()?.module_files(&["virtio_mmio", "virtio_blk", "overlay"])?;
+    Kernel::find()?.module_files(&MODULES)?;
     let mut qemu = command("qemu-system-x86_64");
     try_run(qemu.args(["-machine", "microvm", "-accel", "help"]))?;
     try_run(command("mkfs.ext4").arg("-V"))

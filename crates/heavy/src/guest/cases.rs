@@ -132,6 +132,9 @@ fn delegated(groups: &Groups) {
         session.stop();
         tell(&format!("{name}-killed"), || killed_runner_leaves_nothing(&session, place));
     }
+    // Root by sudo in the user's terminal: what was given to the user is not root's place.
+    let sudo = Session::new("sudo", 0, &groups.terminal);
+    tell("sudo-killed", || killed_runner_leaves_nothing(&sudo, Path::new(CGROUPS)));
     tell("terminal-is-where-it-was", || {
         untouched(&groups.terminal)?;
         let left = groups_named(&groups.manager, "tendon-");
@@ -220,8 +223,7 @@ fn processes_are_limited(session: &Session) -> Case {
 fn killed_runner_leaves_nothing(session: &Session, place: &Path) -> Case {
     let mut runner = Background::start(session, &["tendond"]);
     wait("the runner answers", START_MAX, || session.run(&["tendon", "runner", "status"]).code == Some(0))?;
-    let source = session.state().with_file_name("source");
-    let source = source.to_string_lossy();
+    let source = session.source();
     let check = "sh -c 'setsid sleep 9876 & sleep 9876'";
     let limits = ["--memory", "128MiB", "--pids", "50", "--cpus", "1"];
     let argv = [&["tendon", "verify", "--files", &source, "--check", check], &limits[..]].concat();

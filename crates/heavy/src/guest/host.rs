@@ -174,6 +174,13 @@ impl Session {
 
     /// The same, however it ends.
     pub fn verify_ends(&self, args: &[&str]) -> Ended {
+        let source = self.source();
+        let argv = [&["tendon", "verify", "--json", "--files", &source], args].concat();
+        self.run(&argv)
+    }
+
+    /// A small directory of the user's.
+    pub fn source(&self) -> String {
         let source = self.home.join("source");
         if !source.exists() {
             fs::create_dir(&source).expect("mkdir");
@@ -182,9 +189,7 @@ impl Session {
                 chown(path, Some(self.uid), Some(self.uid)).expect("chown");
             }
         }
-        let source = source.to_string_lossy();
-        let argv = [&["tendon", "verify", "--json", "--files", &source], args].concat();
-        self.run(&argv)
+        source.to_string_lossy().into_owned()
     }
 
     /// Ends the private runner.
