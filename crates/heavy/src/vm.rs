@@ -102,8 +102,8 @@ impl Machine {
     /// Boots a machine with a disk of what is in `root`. `init` becomes its first program, with the kernel's modules in
     /// `/modules`; the disk is `/dev/vda`. `dir` is for files.
     ///
-    /// It is up when it writes the line `up`. On a busy machine some boots stop within the kernel, which has too little time
-    /// to measure clocks: those are given up and begun anew.
+    /// It is up when it writes the line `up`. On a busy machine a boot now and then stops before its first program has come
+    /// that far: it is given up and begun anew. What the program does afterwards has one trial only.
     pub fn boot(root: &Root, init: &Path, dir: &Path, up: &str) -> Self {
         let kernel = Kernel::find().expect("a kernel");
         let (disk, initramfs) = (dir.join("disk.img"), dir.join("initramfs"));
