@@ -26,6 +26,8 @@ struct Wanted {
 const PYTHON: &str = "tests that verify Python projects";
 const JAVASCRIPT: &str = "tests that verify JavaScript projects";
 
+const QEMU: &[&str] = &["qemu-system-x86", "linux-image-cloud-amd64", "e2fsprogs"];
+
 const WANTED: &[Wanted] = &[
     Wanted { need: Need::Bwrap, packages: &["bubblewrap"], why: "the sandbox tier", demo: true },
     Wanted { need: Need::Git, packages: &["git"], why: "bases from repositories", demo: true },
@@ -34,6 +36,7 @@ const WANTED: &[Wanted] = &[
     Wanted { need: Need::Node, packages: &["nodejs"], why: JAVASCRIPT, demo: false },
     Wanted { need: Need::Npm, packages: &["npm"], why: JAVASCRIPT, demo: false },
     Wanted { need: Need::Loop, packages: &["mount", "e2fsprogs"], why: "tests of power cuts", demo: false },
+    Wanted { need: Need::Qemu, packages: QEMU, why: "tests on hosts of another kind", demo: false },
 ];
 
 /// Makes the machine ready, or fails with the command that would.

@@ -7,10 +7,8 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use policy::Limits;
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
-};
 
+use crate::anchor::{Anchor, Attached, tmpfs};
 use crate::limits::{CPU_PERIOD_US, ETC_BYTES_MAX, ETC_ENTRIES_MAX};
 
 /// The uid and gid of commands, as they see them.
@@ -27,22 +25,19 @@ pub const PROC_HIDDEN: [&str; 5] = ["cmdline", "keys", "key-users", "interrupts"
 /// Directories likewise.
 pub const PROC_HIDDEN_DIRS: [&str; 3] = ["bus", "fs", "driver"];
 
-/// A detached tmpfs, in no mount table, alive as long as its descriptor or a clone of it.
+/// A tmpfs in no mount table but perhaps the runner's own, alive as long as its descriptor or a clone of it.
 #[derive(Debug)]
 pub struct Tmpfs {
     fd: OwnedFd,
+    _attached: Option<Attached>,
 }
 
 impl Tmpfs {
     /// Mounts one.
-    pub fn new(bytes_max: u64) -> io::Result<Self> {
-        let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        fsconfig_set_string(fs.as_fd(), "size", bytes_max.to_string())?;
-        fsconfig_set_string(fs.as_fd(), "mode", "0755")?;
-        fsconfig_create(fs.as_fd())?;
-        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-        let fd = fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
-        Ok(Tmpfs { fd })
+    pub fn new(bytes_max: u64, anchor: &Anchor) -> io::Result<Self> {
+        let fd = tmpfs(bytes_max)?;
+        let attached = anchor.attach(fd.as_fd())?;
+        Ok(Tmpfs { fd, _attached: attached })
     }
 
     /// The mount.

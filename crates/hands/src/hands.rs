@@ -19,6 +19,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use tokio::time::timeout;
 
+use crate::anchor::Anchor;
 use crate::cgroup::{CgroupError, Cgroups, Group};
 use crate::generated::cpus;
 use crate::hand::{Hand, Process, set};
@@ -164,6 +165,7 @@ pub struct Hands {
 #[derive(Debug)]
 struct Inner {
     sandbox: Sandbox,
+    anchor: Anchor,
     cgroups: Cgroups,
     thread: SpawnThread,
     caps: HostCaps,
@@ -205,7 +207,9 @@ impl Hands {
         let root = rustix::process::geteuid().is_root();
         let ids = root.then_some(Ids { uid: config.uid, gid: config.gid });
         let denied = denied_paths(&options.state_dir);
-        let sandbox = Sandbox::new(options.hand_binary.clone(), config.clone(), toolchains, denied, ids)?;
+        let anchor = Anchor::new(&options.state_dir).map_err(HandsError::Own)?;
+        let hand = options.hand_binary.clone();
+        let sandbox = Sandbox::new(hand, config.clone(), toolchains, denied, ids, anchor.clone())?;
         let mut env = sandbox.env();
         for name in &config.env_pass {
             if let Some(value) = options.env.get(name) {
@@ -215,6 +219,7 @@ impl Hands {
         let cpus = own_cpus().map_err(HandsError::Own)?;
         let inner = Inner {
             sandbox,
+            anchor,
             caps: caps(&cgroups, cpus.len(), &options.hand_binary),
             cgroups,
             thread: SpawnThread::start()?,
@@ -303,6 +308,10 @@ impl Hands {
 
     pub(crate) fn options(&self) -> &HandsOptions {
         &self.inner.options
+    }
+
+    pub(crate) fn anchor(&self) -> &Anchor {
+        &self.inner.anchor
     }
 
     pub(crate) fn cgroups(&self) -> &Cgroups {

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod anchor;
 mod cgroup;
 mod generated;
 mod hand;

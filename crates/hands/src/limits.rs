@@ -18,6 +18,10 @@ pub const HAND_PIDS: u32 = 4;
 pub const CGROUP_KILL_ROUNDS: u32 = 200;
 /// Processes that are killed in one look.
 pub const CGROUP_PROCS_MAX: usize = 100_000;
+/// The mount below which mounts are attached holds empty directories only.
+pub const ANCHOR_BYTES_MAX: u64 = 1 << 20;
+/// Times that the processes of a group are moved aside, more of which may be forked meanwhile.
+pub const CGROUP_ASIDE_ROUNDS: u32 = 20;
 /// Tries to remove a group whose processes are leaving.
 pub const CGROUP_REMOVE_ROUNDS: u32 = 100;
 /// Entries and bytes that are copied from the host's `/etc`.

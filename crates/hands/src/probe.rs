@@ -14,6 +14,7 @@ use proto::verify::LimitsAsked;
 use rustix::pipe::{PipeFlags, pipe_with};
 use sys::spawn::{Ended, Ids, Plan, Spawner, reap};
 
+use crate::anchor::Anchor;
 use crate::generated::Tmpfs;
 use crate::hands::{HandSpec, Hands};
 use crate::limits::PROBE_OUTPUT_BYTES_MAX;
@@ -50,8 +51,8 @@ impl Hands {
             check("namespaces", DoctorState::Broken, namespaces(ids)),
             check("seccomp", DoctorState::Broken, seccomp()),
             check("landlock", landlock_missing, landlock()),
-            check("engine overlay", DoctorState::Degraded, overlay(&place, ids)),
-            check("detached mounts", DoctorState::Degraded, detached()),
+            check("engine overlay", DoctorState::Degraded, overlay(&place, ids, self.anchor())),
+            check("detached mounts", DoctorState::Degraded, detached(self.anchor())),
             check("engine copy, by reflink", DoctorState::Degraded, reflink(&place)),
         ];
         checks.extend(self.probe_limits());
@@ -194,25 +195,24 @@ fn namespaces(ids: Option<Ids>) -> Tried {
     let who = if ids.is_some() { "the hands' user, started by root" } else { "this user" };
     match run(&argv, ids) {
         Ok((Ended::Exited(0), _)) => Ok(format!("{who} can make all of them")),
-        Ok((_, text)) => Err((format!("{who} can't make them: {text}"), namespaces_fix())),
+        Ok((_, text)) => Err((format!("{who} can't make them: {text}"), Some(namespaces_fix().into()))),
         Err(error) => Err((chain(&error), Some("apt-get install bubblewrap".into()))),
     }
 }
 
-/// The usual switches that turn user namespaces off, looked up one by one.
-fn namespaces_fix() -> Option<String> {
+/// What would let a user who is not root make namespaces here: the usual switches that forbid it, looked up one by one.
+pub fn namespaces_fix() -> &'static str {
     let is = |path: &str, value: &str| fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
-    let fix = if is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
-        "AppArmor restricts them (Ubuntu 23.10 and later): \
-         sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or load a profile that lets /usr/bin/bwrap use userns"
+    if is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
+        "AppArmor restricts them (Ubuntu 23.10 and later): sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, \
+         or load AppArmor profiles that let tendond and /usr/bin/bwrap use userns"
     } else if is("/proc/sys/kernel/unprivileged_userns_clone", "0") {
         "sudo sysctl -w kernel.unprivileged_userns_clone=1"
     } else if is("/proc/sys/user/max_user_namespaces", "0") {
         "sudo sysctl -w user.max_user_namespaces=15000"
     } else {
         "in a container: give it its own /proc without masked parts, or run the runner outside"
-    };
-    Some(fix.into())
+    }
 }
 
 fn seccomp() -> Tried {
@@ -238,12 +238,12 @@ fn landlock() -> Tried {
 }
 
 /// Mounts one over a directory of the state directory, as branches are, and writes through it.
-fn overlay(place: &Path, ids: Option<Ids>) -> Tried {
+fn overlay(place: &Path, ids: Option<Ids>, anchor: &Anchor) -> Tried {
     let tried = (|| {
         let dir = Scratch::new(place)?;
         fs::write(dir.0.join("below"), "below")?;
-        let upper = Tmpfs::new(1 << 20)?;
-        let mount = Owners::new(ids).copy_on_write(&dir.0, &upper, "upper")?;
+        let upper = Tmpfs::new(1 << 20, anchor)?;
+        let mount = Owners::new(ids, anchor.clone()).copy_on_write(&dir.0, &upper, "upper")?;
         let seen = PathBuf::from(format!("/proc/self/fd/{}", mount.as_raw_fd()));
         fs::write(seen.join("below"), "above")?;
         let kept = fs::read_to_string(dir.0.join("below"))? == "below";
@@ -264,12 +264,14 @@ fn overlay(place: &Path, ids: Option<Ids>) -> Tried {
     }
 }
 
-fn detached() -> Tried {
-    let tried = Tmpfs::new(1 << 20).and_then(|mount| clone_fd(mount.fd().as_fd()));
-    tried.map(|_| "can be made and cloned".to_owned()).map_err(|error| {
-        let fix = "Linux 6.15 can clone them; before, branches are attached in the runner's namespace first";
-        (error.to_string(), Some(fix.to_owned()))
-    })
+fn detached(anchor: &Anchor) -> Tried {
+    let tried = Tmpfs::new(1 << 20, anchor).and_then(|mount| clone_fd(mount.fd().as_fd()));
+    let how = if anchor.place().is_some() {
+        "can be made, and are attached in the runner's own namespace, since before Linux 6.15 they can't be cloned"
+    } else {
+        "can be made and cloned"
+    };
+    tried.map(|_| how.to_owned()).map_err(|error| (error.to_string(), None))
 }
 
 fn reflink(place: &Path) -> Tried {

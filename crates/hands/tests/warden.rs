@@ -87,7 +87,8 @@ fn runs(marker: &str) -> bool {
 fn groups() -> Vec<PathBuf> {
     fn below(dir: &Path, depth: u32, found: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with("tendon-") {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with("tendon-") && name != "tendon-aside" {
                 found.push(entry.path());
             } else if depth > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 below(&entry.path(), depth - 1, found);

@@ -84,22 +84,37 @@ pub fn cgroup_prefixes() -> BTreeSet<String> {
         let names = groups.lines().flat_map(|line| line.split('/'));
         // `tendon-WORD-RUN`: each run of a runner has its own, the word stays.
         let words = names.filter_map(|name| name.strip_prefix("tendon-")?.split('-').next());
-        prefixes.extend(words.map(|word| format!("tendon-{word}")));
+        // `tendon-aside` is where a runner puts those who stood in its way, for as long as they live.
+        prefixes.extend(words.filter(|word| *word != "aside").map(|word| format!("tendon-{word}")));
     }
     prefixes
 }
 
+/// The command lines of all processes that run.
+pub fn command_lines() -> Vec<String> {
+    running().into_keys().map(command_line).collect()
+}
+
 /// Control groups whose names begin with one of `prefixes`.
 pub fn cgroups(prefixes: &BTreeSet<String>) -> Vec<PathBuf> {
+    below(Path::new("/sys/fs/cgroup"), &|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+}
+
+/// Control groups below `dir` whose names begin with `prefix`.
+pub fn groups_named(dir: &Path, prefix: &str) -> Vec<PathBuf> {
+    below(dir, &|name| name.starts_with(prefix))
+}
+
+fn below(dir: &Path, wanted: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut todo = vec![(PathBuf::from("/sys/fs/cgroup"), 0)];
+    let mut todo = vec![(dir.to_owned(), 0)];
     while let Some((dir, depth)) = todo.pop() {
         for entry in std::fs::read_dir(&dir).into_iter().flatten().filter_map(Result::ok) {
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 continue;
             }
             let name = entry.file_name().to_string_lossy().into_owned();
-            if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
+            if wanted(&name) {
                 found.push(entry.path());
             } else if depth < 6 {
                 todo.push((entry.path(), depth + 1));

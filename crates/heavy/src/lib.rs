@@ -6,10 +6,12 @@
 pub mod acks;
 pub mod disk;
 pub mod fuzz;
+pub mod guest;
 pub mod leftovers;
 pub mod mount;
 pub mod random;
 pub mod tendon;
+pub mod vm;
 pub mod workload;
 
 /// A count that a soak raises by the environment: `name`'s value, else `default`.

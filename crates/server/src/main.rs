@@ -18,10 +18,6 @@ use proto::error::{Code, Coded, ErrorBody};
 
 use crate::listen::Listener;
 
-/// What lets a user who is not root make one.
-const NAMESPACE_HINT: &str = "without root it takes user namespaces: sysctl kernel.unprivileged_userns_clone=1 on Debian, \
-     kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu, user.max_user_namespaces above 0";
-
 /// The runner: owns a state directory, its branches and its hands, and serves them on STATE/run/tendond.sock.
 #[derive(Parser)]
 #[command(name = "tendond", version)]
@@ -61,7 +57,7 @@ fn main() -> ExitCode {
 fn start(args: Args, uid: u32) -> Result<(), ErrorBody> {
     // Before any thread: a namespace is a thread's, and the ones that follow inherit it.
     sys::ns::enter_private().map_err(|error| ErrorBody {
-        hint: Some(NAMESPACE_HINT.into()),
+        hint: Some(hands::probe::namespaces_fix().into()),
         ..host("cannot make a private mount namespace", &error)
     })?;
     let settings = Settings::load(args.config.as_deref()).map_err(|error| error.body())?;

@@ -77,6 +77,9 @@ pub struct Plan {
     pub argv: Vec<CString>,
     /// Detached mounts (`open_tree` clones), which turn up as `/tmp/0`, `/tmp/1`, …
     pub staged: Vec<(OwnedFd, Kind)>,
+    /// A mount of the caller's namespace that the program gets no copy of, nor of those below it, if mounts are staged: a
+    /// copy would keep them alive.
+    pub forgotten: Option<CString>,
     /// Descriptors by the number that they get. 0, 1 and 2 must be among them; nothing else is inherited.
     pub fds: Vec<(RawFd, OwnedFd)>,
     /// Open `cgroup.procs` or `tasks` files to enter, all of them.
@@ -110,6 +113,7 @@ pub enum Stage {
     Cgroup,
     Namespace,
     Propagation,
+    Forget,
     Tmpfs,
     MountPoint,
     MoveMount,
@@ -129,6 +133,7 @@ impl Stage {
             Stage::Cgroup => "enter its control group",
             Stage::Namespace => "make its mount namespace",
             Stage::Propagation => "make its mounts private",
+            Stage::Forget => "let go of this process's own mounts",
             Stage::Tmpfs => "mount its staging directory",
             Stage::MountPoint => "make a mount point in its staging directory",
             Stage::MoveMount => "move a mount to its staging directory",
@@ -215,6 +220,7 @@ struct Prepared<'a> {
     argv: Vec<*const c_char>,
     env: [*const c_char; 1],
     staged: Vec<(OwnedFd, Kind, &'a CStr)>,
+    forgotten: Option<&'a CStr>,
     fds: Vec<(RawFd, OwnedFd)>,
     cgroups: Vec<RawFd>,
     rlimits: Vec<(u32, libc::rlimit64)>,
@@ -245,6 +251,7 @@ impl<'a> Prepared<'a> {
             argv: plan.argv.iter().map(|arg| arg.as_ptr()).chain([std::ptr::null()]).collect(),
             env: [std::ptr::null()],
             staged: staged.collect::<io::Result<_>>()?,
+            forgotten: plan.forgotten.as_deref(),
             fds: fds.collect::<io::Result<_>>()?,
             cgroups: plan.cgroups.iter().map(AsRawFd::as_raw_fd).collect(),
             rlimits: plan
@@ -330,6 +337,11 @@ fn stage_mounts(plan: &Prepared<'_>) -> Result<(), Stage> {
     // SAFETY: the strings are static; changing propagation reads no other argument.
     let private = unsafe { libc::syscall(libc::SYS_mount, none, c"/".as_ptr(), none, flags, none) };
     check(private, Stage::Propagation)?;
+    if let Some(place) = plan.forgotten {
+        // SAFETY: the path ends with NUL.
+        let forgotten = unsafe { libc::syscall(libc::SYS_umount2, place.as_ptr(), libc::MNT_DETACH) };
+        check(forgotten, Stage::Forget)?;
+    }
     let flags = libc::MS_NOSUID | libc::MS_NODEV;
     let (kind, options) = (c"tmpfs", c"mode=0755,size=256k,nr_inodes=256");
     // SAFETY: the strings are static.

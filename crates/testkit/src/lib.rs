@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod fixtures;
+pub mod kernel;
 pub mod need;
 pub mod process;
 pub mod registry;

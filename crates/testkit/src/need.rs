@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use crate::fixtures::{temp_dir, write};
+use crate::kernel::{Kernel, MODULES};
 use crate::process::{command, variable};
 use crate::user::{as_other_user, give_to_other_user, is_root};
 
@@ -41,6 +42,8 @@ pub enum Need {
     Loop,
     /// Serving a file system from this process, as root.
     Fuse,
+    /// QEMU, and Debian's kernel for virtual machines to boot in it.
+    Qemu,
 }
 
 /// Every need, in the order in which they are printed.
@@ -59,6 +62,7 @@ pub const ALL: &[Need] = &[
     Need::Registry,
     Need::Loop,
     Need::Fuse,
+    Need::Qemu,
 ];
 
 impl Need {
@@ -79,6 +83,7 @@ impl Need {
             Need::Registry => "registry",
             Need::Loop => "loop",
             Need::Fuse => "fuse",
+            Need::Qemu => "qemu",
         }
     }
 
@@ -111,6 +116,7 @@ impl Need {
             Need::Registry => probe_registry(),
             Need::Loop => probe_loop(),
             Need::Fuse => probe_fuse(),
+            Need::Qemu => probe_qemu(),
         }
     }
 }
@@ -248,6 +254,13 @@ fn probe_fuse() -> Result<(), String> {
     }
     let device = std::fs::File::options().read(true).write(true).open("/dev/fuse");
     device.map(|_| ()).map_err(|error| format!("/dev/fuse: {error}"))
+}
+
+fn probe_qemu() -> Result<(), String> {
+    Kernel::find()?.module_files(&MODULES)?;
+    let mut qemu = command("qemu-system-x86_64");
+    try_run(qemu.args(["-machine", "microvm", "-accel", "help"]))?;
+    try_run(command("mkfs.ext4").arg("-V"))
 }
 
 fn probe_loop() -> Result<(), String> {

@@ -27,6 +27,10 @@ pub(super) struct Group {
 impl Parent {
     pub fn find(mounts: &[Mount], name: &str, tried: &mut Vec<String>) -> Option<Self> {
         let mut places: Vec<(&'static str, PathBuf)> = Vec::new();
+        if mounts.iter().all(|mount| mount.unified) {
+            tried.push("no hierarchy of version 1 is mounted".into());
+            return None;
+        }
         for controller in WANTED {
             let mount = mounts.iter().find(|mount| mount.controllers.iter().any(|have| have == controller));
             let Some(mount) = mount else {

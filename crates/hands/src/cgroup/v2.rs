@@ -2,14 +2,20 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use policy::Limits;
+use rustix::io::Errno;
 
 use super::mounts::Mount;
 use super::{CgroupError, Controllers, cpu_list, field, number, set};
-use crate::limits::{CPU_PERIOD_US, HAND_PIDS};
+use crate::limits::{CGROUP_ASIDE_ROUNDS, CGROUP_PROCS_MAX, CPU_PERIOD_US, HAND_PIDS};
+
+const WANTED: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
+/// Where the processes are that stood in a group which the runner divides.
+const ASIDE: &str = "tendon-aside";
 
 /// The runner's directory.
 #[derive(Clone, Debug)]
@@ -27,58 +33,42 @@ pub(super) struct Group {
 }
 
 impl Parent {
-    /// The own group (where a service manager delegated it), else the top (as root). It must bring at least one controller.
+    /// Tries the own group and those above it that were given to this user, the nearest first, then the top, which is
+    /// root's. The place must bring at least one controller.
     pub fn find(mounts: &[Mount], name: &str, tried: &mut Vec<String>) -> Option<Self> {
         let Some(mount) = mounts.iter().find(|mount| mount.unified) else {
             tried.push("cgroup2: not mounted".into());
             return None;
         };
-        let mut places = vec![&mount.own, &mount.top];
-        places.dedup();
-        for parent in places {
-            match Self::at(parent, name, parent != &mount.top) {
-                Ok(found) if found.controllers.memory || found.controllers.pids || found.controllers.cpu => {
-                    return Some(found);
-                }
-                Ok(found) => {
-                    let _ = fs::remove_dir(&found.dir);
-                    tried.push(format!("cgroup2: {}: no controller can be enabled", parent.display()));
-                }
+        let up = mount.own.ancestors().take_while(|dir| dir.starts_with(&mount.top));
+        let given: Vec<&Path> = up.filter(|dir| is_delegated(dir)).collect();
+        if given.is_empty() {
+            tried.push(format!("cgroup2: {} is not delegated to this user", mount.own.display()));
+        }
+        let top = mount.top.as_path();
+        let places = given.iter().map(|dir| (*dir, true)).chain(
+            // A part of the tree that a container sees as its whole.
+            (!given.contains(&top)).then_some((top, false)),
+        );
+        for (parent, ours) in places {
+            match Self::at(parent, name, ours) {
+                Ok(found) => return Some(found),
                 Err(error) => tried.push(format!("cgroup2: {}: {error}", parent.display())),
             }
         }
         None
     }
 
-    fn at(parent: &Path, name: &str, may_move: bool) -> io::Result<Self> {
+    fn at(parent: &Path, name: &str, ours: bool) -> io::Result<Self> {
         let dir = parent.join(name);
-        match fs::create_dir(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-        let delegated = xattr_delegate(parent);
-        if may_move && alone_in(parent) && delegated {
-            // A group with processes can't pass controllers on: the runner steps aside into a group of its own.
-            let aside = parent.join(format!("{name}-runner"));
-            let _ = fs::create_dir(&aside);
-            let _ = fs::write(aside.join("cgroup.procs"), "0");
-        }
-        for place in [parent, &dir] {
-            for controller in ["cpu", "cpuset", "memory", "pids"] {
-                // What is not available or not allowed is simply not there afterwards.
-                let _ = fs::write(place.join("cgroup.subtree_control"), format!("+{controller}"));
-            }
-        }
-        let enabled = fs::read_to_string(dir.join("cgroup.subtree_control"))?;
-        let has = |controller: &str| enabled.split_ascii_whitespace().any(|name| name == controller);
-        let controllers = Controllers {
-            cpu: has("cpu"),
-            cpuset: has("cpuset"),
-            memory: has("memory"),
-            pids: has("pids"),
-            freezer: dir.join("cgroup.freeze").exists(),
-        };
-        Ok(Parent { dir, controllers })
+        fs::create_dir(&dir)?;
+        let found = pass_on(parent, ours).and_then(|()| {
+            pass_on(&dir, false)?;
+            Ok(Parent { controllers: controllers(&dir)?, dir: dir.clone() })
+        });
+        found.inspect_err(|_| {
+            let _ = fs::remove_dir(&dir);
+        })
     }
 
     pub fn create(&self, hand: &str, limits: &Limits, cpus: &[usize]) -> Result<Group, CgroupError> {
@@ -112,19 +102,83 @@ impl Parent {
     }
 }
 
-/// systemd marks what it has given away (`Delegate=yes`).
-fn xattr_delegate(dir: &Path) -> bool {
-    let mut value = [0u8; 8];
-    let marks = ["user.delegate", "trusted.delegate"];
-    marks
-        .iter()
-        .any(|mark| rustix::fs::getxattr(dir, *mark, &mut value).is_ok_and(|size| value[..size] == *b"1"))
+/// Enables for the children of a group what it has of the controllers that we use. That takes a group without processes of
+/// its own, but for the topmost one of the machine: the kernel would refuse some controllers, and by the others turn the
+/// group into one of threads. In a group that is ours they are moved to a child of it.
+fn pass_on(dir: &Path, ours: bool) -> io::Result<()> {
+    let topmost = !dir.join("cgroup.type").exists();
+    for _ in 0..CGROUP_ASIDE_ROUNDS {
+        let inside = fs::read_to_string(dir.join("cgroup.procs"))?;
+        if topmost || inside.is_empty() {
+            return enable(dir);
+        }
+        if !ours {
+            return Err(io::Error::other("it has processes, and was not delegated"));
+        }
+        // Who is forked meanwhile is moved in the next round.
+        move_aside(dir, &inside)?;
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// Whether this process is the only one of the group.
-fn alone_in(dir: &Path) -> bool {
-    let own = std::process::id().to_string();
-    fs::read_to_string(dir.join("cgroup.procs")).is_ok_and(|text| text.lines().all(|line| line == own))
+/// Enables each controller by itself, since one that can't be must not stop the others. An error: none is enabled.
+fn enable(dir: &Path) -> io::Result<()> {
+    let has = fs::read_to_string(dir.join("cgroup.controllers"))?;
+    let mut failed = io::Error::other("it has none of the controllers cpu, memory and pids");
+    for controller in WANTED.iter().filter(|name| listed(&has, name)) {
+        if let Err(error) = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}")) {
+            failed = error;
+        }
+    }
+    let enabled = controllers(dir)?;
+    if enabled.memory || enabled.pids || enabled.cpu { Ok(()) } else { Err(failed) }
+}
+
+/// What a group passes on to its children.
+fn controllers(dir: &Path) -> io::Result<Controllers> {
+    let enabled = fs::read_to_string(dir.join("cgroup.subtree_control"))?;
+    Ok(Controllers {
+        cpu: listed(&enabled, "cpu"),
+        cpuset: listed(&enabled, "cpuset"),
+        memory: listed(&enabled, "memory"),
+        pids: listed(&enabled, "pids"),
+        // Every group but the topmost has it, and no controller is needed.
+        freezer: true,
+    })
+}
+
+fn listed(names: &str, name: &str) -> bool {
+    names.split_ascii_whitespace().any(|have| have == name)
+}
+
+/// Moves the processes of a group into a child, which stays as long as they do: this process is one of them.
+fn move_aside(dir: &Path, inside: &str) -> io::Result<()> {
+    let aside = dir.join(ASIDE);
+    match fs::create_dir(&aside) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    for pid in inside.lines().take(CGROUP_PROCS_MAX) {
+        match fs::write(aside.join("cgroup.procs"), pid) {
+            // It has ended.
+            Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether a group was given to this user to divide further. systemd marks those of units with `Delegate=yes` (since version
+/// 251 so that everybody can read it). Without a mark, the topmost one that a user owns was given to that user by somebody.
+fn is_delegated(dir: &Path) -> bool {
+    let mut value = [0u8; 8];
+    let marks = ["user.delegate", "trusted.delegate"];
+    let marked = marks
+        .iter()
+        .any(|mark| rustix::fs::getxattr(dir, *mark, &mut value).is_ok_and(|size| value[..size] == *b"1"));
+    let user = rustix::process::geteuid();
+    let owns = |dir: &Path| fs::metadata(dir).is_ok_and(|found| found.uid() == user.as_raw());
+    owns(dir) && (marked || (!user.is_root() && !dir.parent().is_some_and(owns)))
 }
 
 impl Group {

@@ -15,6 +15,7 @@ use rustix::mount::{
 use sys::idmap::{Attributes, set_attributes, swapping, user_namespace};
 use sys::spawn::{Ids, Kind};
 
+use crate::anchor::Anchor;
 use crate::generated::Tmpfs;
 
 /// Clones a mount, with what is mounted below, out of every mount table.
@@ -49,13 +50,14 @@ type Userns = Option<Arc<OwnedFd>>;
 #[derive(Debug)]
 pub struct Owners {
     ids: Option<Ids>,
+    anchor: Anchor,
     /// One user namespace for each owner that was met.
     maps: Mutex<HashMap<(u32, u32), Userns>>,
 }
 
 impl Owners {
-    pub fn new(ids: Option<Ids>) -> Self {
-        Owners { ids, maps: Mutex::default() }
+    pub fn new(ids: Option<Ids>, anchor: Anchor) -> Self {
+        Owners { ids, anchor, maps: Mutex::default() }
     }
 
     /// A read-only clone of a directory or file of the user.
@@ -69,6 +71,8 @@ impl Owners {
     pub fn copy_on_write(&self, path: &Path, scratch: &Tmpfs, name: &str) -> io::Result<OwnedFd> {
         let (lower, _) = clone_tree(path)?;
         self.attributes(&lower, true)?;
+        // The overlay has a clone of its own afterwards.
+        let _attached = self.anchor.attach(lower.as_fd())?;
         let own = scratch.path().join(name);
         let (upper, work) = (own.join("upper"), own.join("work"));
         for dir in [&own, &upper, &work] {
@@ -137,8 +141,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("secretive"), "content").unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
-        let owners = Owners::new(Some(Ids { uid: 60600, gid: 60600 }));
-        let scratch = Tmpfs::new(1 << 20).unwrap();
+        let anchor = Anchor::new(dir.path()).unwrap();
+        let owners = Owners::new(Some(Ids { uid: 60600, gid: 60600 }), anchor.clone());
+        let scratch = Tmpfs::new(1 << 20, &anchor).unwrap();
         let overlay = owners.copy_on_write(dir.path(), &scratch, "0").unwrap();
         let seen = std::path::PathBuf::from(format!("/proc/self/fd/{}", overlay.as_raw_fd()));
         let meta = std::fs::metadata(&seen).unwrap();
@@ -154,7 +159,7 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let (fd, kind) = Owners::new(None).read_only(dir.path()).unwrap();
+        let (fd, kind) = Owners::new(None, Anchor::new(dir.path()).unwrap()).read_only(dir.path()).unwrap();
         assert_eq!(kind, Kind::Dir);
         let error = std::fs::write(format!("/proc/self/fd/{}/file", fd.as_raw_fd()), "x").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ReadOnlyFilesystem);

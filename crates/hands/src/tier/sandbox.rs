@@ -2,9 +2,10 @@
 //! which adds Landlock.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use sys::spawn::{Ids, Kind, Plan, Rlimit};
 
 use super::bwrap::Bwrap;
 use super::mounts::{Owners, clone_fd, clone_tree};
+use crate::anchor::Anchor;
 use crate::cgroup::{CgroupError, Group};
 use crate::generated::{self, AGENT_HOME, PROC_FILES, PROC_HIDDEN, PROC_HIDDEN_DIRS, Tmpfs};
 use crate::limits::{ETC_BYTES_MAX, OPEN_FILES_MAX, SHM_BYTES_MAX};
@@ -74,6 +76,7 @@ pub struct Sandbox {
     toolchains: Toolchains,
     denied_paths: Vec<String>,
     owners: Owners,
+    anchor: Anchor,
     ids: Option<Ids>,
     filter: Filter,
     etc: Tmpfs,
@@ -118,15 +121,16 @@ struct Outside<'a> {
 }
 
 impl Sandbox {
-    /// Prepares what is common. `ids` is whom the code runs as outside, if the runner is root.
+    /// Prepares what is common. `ids` is whom the code runs as outside, if the runner is root; `anchor` is for mounts.
     pub fn new(
         hand_binary: PathBuf,
         config: HandConfig,
         toolchains: Toolchains,
         denied_paths: Vec<String>,
         ids: Option<Ids>,
+        anchor: Anchor,
     ) -> Result<Self, PrepareError> {
-        let etc = Tmpfs::new(ETC_BYTES_MAX).map_err(PrepareError::Generated)?;
+        let etc = Tmpfs::new(ETC_BYTES_MAX, &anchor).map_err(PrepareError::Generated)?;
         generated::etc(&etc.path(), Path::new("/etc"), &config.etc).map_err(PrepareError::Generated)?;
         let existing = |names: &[&str]| {
             names.iter().map(|name| Path::new("/proc").join(name)).filter(|path| path.exists()).collect()
@@ -136,7 +140,8 @@ impl Sandbox {
             config,
             toolchains,
             denied_paths,
-            owners: Owners::new(ids),
+            owners: Owners::new(ids, anchor.clone()),
+            anchor,
             ids,
             filter: Filter::compile()?,
             etc,
@@ -254,7 +259,7 @@ impl Sandbox {
         if let Some(machine) = machines.get(&key) {
             return Ok(Arc::clone(machine));
         }
-        let machine = Arc::new(Tmpfs::new(MACHINE_BYTES_MAX)?);
+        let machine = Arc::new(Tmpfs::new(MACHINE_BYTES_MAX, &self.anchor)?);
         generated::machine(&machine.path(), limits)?;
         if machines.len() >= MACHINES_MAX {
             machines.clear();
@@ -317,7 +322,7 @@ impl Sandbox {
         if !copies && self.toolchains.files.is_empty() {
             return Ok(None);
         }
-        Tmpfs::new(bytes).map(Some).map_err(PrepareError::Generated)
+        Tmpfs::new(bytes, &self.anchor).map(Some).map_err(PrepareError::Generated)
     }
 
     fn files(&self, bwrap: &mut Bwrap, scratch: Tmpfs) -> Result<(), PrepareError> {
@@ -347,9 +352,12 @@ impl Sandbox {
         let null = OwnedFd::from(std::fs::File::options().read(true).write(true).open("/dev/null")?);
         let config = sealed("boot", &boot.to_json()?)?;
         let (argv, staged) = bwrap.finish(&[OsStr::new(HAND_PATH)])?;
+        let forgotten =
+            self.anchor.place().map(|place| CString::new(place.as_os_str().as_bytes())).transpose()?;
         let plan = Plan {
             argv,
             staged,
+            forgotten,
             fds: vec![
                 (0, null),
                 (1, stderr_in.try_clone()?),
