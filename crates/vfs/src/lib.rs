@@ -24,9 +24,11 @@ mod hashing;
 mod history;
 mod key;
 mod layout;
+pub mod limits;
 mod live;
 #[cfg(test)]
 mod model_tests;
+mod patch;
 mod recover;
 mod repair;
 mod rules;
