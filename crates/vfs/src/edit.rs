@@ -24,7 +24,7 @@ use crate::engine::Root;
 use crate::entries::{self, Class, Entry, Kind, StatId};
 use crate::hashing::{self, Job, KEPT_BYTES_MAX};
 use crate::rules::{RULES_BYTES_MAX, RuleSource, Rules, is_rules};
-use crate::scan::{Layers, ScanError, Writers, op};
+use crate::scan::{Layers, ScanError, Scope, Writers, op};
 use crate::store::Store;
 
 /// An edit that was not made, or a read that failed.
@@ -226,7 +226,8 @@ impl Editor {
         work(&Work { store: &self.store, branch: &self.branch, actor: &self.actor, root: &root, layers })?;
         if paths.iter().any(|path| is_rules(path)) {
             // The edit stands; if this fails the next scan that sees other patterns does it.
-            let again = self.store.scan_as(&self.branch, &self.actor, None, Writers::MayLive, true);
+            let again =
+                self.store.scan_scope(&self.branch, &self.actor, None, Writers::MayLive, Scope::Rules);
             if let Err(error) = again {
                 tracing::warn!(branch = %self.branch, %error, "files could not be given their new class");
             }
@@ -262,6 +263,7 @@ impl Work<'_> {
             Some(FileKind::Symlink) => return Err(BeneathError::Symlink(path.to_string()).into()),
             Some(FileKind::Other) => return Err(BeneathError::NotFile(path.to_string()).into()),
         }
+        self.record_found(path)?;
         let mode = mode.or(old.map(|old| old.mode)).unwrap_or(0o644) & 0o7777;
         let now = Entry { mode, ..self.new_entry(Kind::File, path, bytes)? };
         let made = self.make_parents(path)?;
@@ -275,6 +277,7 @@ impl Work<'_> {
         if beneath::find(root, path)?.is_some() {
             return Err(BeneathError::Exists(path.to_string()).into());
         }
+        self.record_found(path)?;
         let now = Entry { mode: 0o777, ..self.new_entry(Kind::Symlink, path, target)? };
         let made = self.make_parents(path)?;
         let staged = Staged::symlink(root, path, target, self.owner())
@@ -370,6 +373,7 @@ impl Work<'_> {
     fn remove(&self, path: &TreePath) -> Result<(), EditError> {
         let root = self.root.fd();
         let old = beneath::stat(root, path)?;
+        self.record_found(path)?;
         let before = self.recorded(path)?;
         let class = self.class(path, old.kind == FileKind::Dir)?;
         let mut taken = None;
@@ -393,7 +397,7 @@ impl Work<'_> {
                 self.step("edit: committed");
                 if let Err(error) = beneath::remove(root, path) {
                     // Part of it is gone and all of it is recorded as gone: record what is there.
-                    self.store.scan_locked(self.branch, self.actor, None, Writers::MayLive)?;
+                    self.scan(self.actor, &[path])?;
                     return Err(error.into());
                 }
             }
@@ -415,6 +419,8 @@ impl Work<'_> {
         if old.kind == FileKind::Dir {
             return self.rename_dir(from, to);
         }
+        self.record_found(from)?;
+        self.record_found(to)?;
         let now = self.capture(from, to)?;
         let before = self.recorded(from)?;
         let made = self.make_parents(to)?;
@@ -440,21 +446,20 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// A directory: the scan finds what became of all that is in it, and records it in one transaction.
+    /// A directory: a scan finds what became of all that is in it, and records it in one transaction.
     fn rename_dir(&self, from: &TreePath, to: &TreePath) -> Result<(), EditError> {
         let root = self.root.fd();
-        if self.store.inner.live.may_be_written(self.branch) {
-            self.store.scan_locked(self.branch, &Actor::unknown(), None, Writers::MayLive)?;
-        }
+        self.record_found(from)?;
+        self.record_found(to)?;
         let made = self.make_parents(to)?;
         let moved = match beneath::rename(root, from, to) {
             // The kernel can't rename a directory of the layers below without root's rights: a copy takes the new name.
-            Err(Errno::XDEV) => self.move_dir(from, to),
+            Err(Errno::XDEV) => self.move_dir(from, to, &made),
             done => done.map_err(fail("rename", from)).map_err(EditError::from),
         };
         moved.inspect_err(|_| beneath::remove_dirs(root, &made))?;
         self.step("edit: placed");
-        if let Err(error) = self.store.scan_locked(self.branch, self.actor, None, Writers::MayLive) {
+        if let Err(error) = self.scan(self.actor, &touched(from, to, &made)) {
             self.undone(beneath::rename(root, to, from), from);
             beneath::remove_dirs(root, &made);
             return Err(error.into());
@@ -463,13 +468,13 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn move_dir(&self, from: &TreePath, to: &TreePath) -> Result<(), EditError> {
+    fn move_dir(&self, from: &TreePath, to: &TreePath, made: &[TreePath]) -> Result<(), EditError> {
         let root = self.root.fd();
         beneath::copy_dir(root, from, to)?;
         self.step("edit: copied");
         if let Err(error) = beneath::remove(root, from) {
             // Both are there, in part: recorded as found, and the caller is told.
-            self.store.scan_locked(self.branch, self.actor, None, Writers::MayLive)?;
+            self.scan(self.actor, &touched(from, to, made))?;
             return Err(error.into());
         }
         Ok(())
@@ -478,6 +483,9 @@ impl Work<'_> {
     fn chmod(&self, path: &TreePath, mode: u32) -> Result<(), EditError> {
         let root = self.root.fd();
         let old = beneath::stat(root, path)?;
+        if old.kind != FileKind::Dir {
+            self.record_found(path)?;
+        }
         let now = match self.recorded(path)? {
             Some(entry) if entry.kind == kind_of(old.kind) => {
                 // A directory's identity is what shows through it; a file is looked at again.
@@ -498,6 +506,34 @@ impl Work<'_> {
             self.undone(back, path);
         }
         committed
+    }
+
+    /// Records what something else has made of `path` since it was last looked at: its own version is in the history, and
+    /// nobody's but its own, before the edit takes its place.
+    fn record_found(&self, path: &TreePath) -> Result<(), EditError> {
+        if !self.store.inner.live.may_be_written(self.branch) {
+            return Ok(());
+        }
+        let unknown = Actor::unknown();
+        let before = self.recorded(path)?;
+        let now = match beneath::find(self.root.fd(), path)? {
+            Some(found) if found.kind == FileKind::Dir => return Ok(self.scan(&unknown, &[path])?),
+            Some(_) => self.capture(path, path)?,
+            None => match &before {
+                Some(before) => Entry::whiteout(before.class),
+                None => return Ok(()),
+            },
+        };
+        if op(before.as_ref(), &now).is_none() {
+            return Ok(());
+        }
+        self.commit_as(&unknown, &[], |rows| rows.push(path, &now))
+    }
+
+    /// Records what changed at and below `paths`.
+    fn scan(&self, actor: &Actor, paths: &[&TreePath]) -> Result<(), ScanError> {
+        let scope = Scope::Below(paths);
+        self.store.scan_scope(self.branch, actor, None, Writers::MayLive, scope).map(drop)
     }
 
     fn synced(&self, paths: &[&TreePath]) {
@@ -557,11 +593,20 @@ impl Work<'_> {
         made: &[TreePath],
         apply: impl FnOnce(&mut Rows<'_, '_>) -> Result<(), EditError>,
     ) -> Result<(), EditError> {
+        self.commit_as(self.actor, made, apply)
+    }
+
+    fn commit_as(
+        &self,
+        actor: &Actor,
+        made: &[TreePath],
+        apply: impl FnOnce(&mut Rows<'_, '_>) -> Result<(), EditError>,
+    ) -> Result<(), EditError> {
         let inner = &*self.store.inner;
         let classes = made.iter().map(|dir| self.class(dir, true)).collect::<Result<Vec<_>, _>>()?;
         let now_ms = inner.options.clock.now_ms();
         let committed = inner.db.write(|tx| {
-            let mut rows = Rows { work: self, tx, rows: Appender::begin(tx, &inner.key, now_ms)? };
+            let mut rows = Rows { work: self, actor, tx, rows: Appender::begin(tx, &inner.key, now_ms)? };
             for (path, class) in made.iter().zip(classes) {
                 let stat = self.new_dir_stat();
                 let now =
@@ -584,6 +629,7 @@ impl Work<'_> {
 /// The rows of an edit, in its transaction.
 struct Rows<'w, 't> {
     work: &'w Work<'w>,
+    actor: &'w Actor,
     tx: &'t Transaction<'t>,
     rows: Appender<'t>,
 }
@@ -616,7 +662,7 @@ impl Rows<'_, '_> {
         lower: bool,
     ) -> Result<(), EditError> {
         if let Some(op) = op(before, now) {
-            let row = NewRow::change(self.work.branch, self.work.actor, op, path, before, now);
+            let row = NewRow::change(self.work.branch, self.actor, op, path, before, now);
             self.rows.push(&row)?;
         }
         let open = &self.work.layers.open;
@@ -632,7 +678,7 @@ impl Rows<'_, '_> {
     /// its record.
     fn unseen(&mut self, path: &TreePath, class: Class) -> Result<(), EditError> {
         let gone = Entry::whiteout(class);
-        self.rows.push(&NewRow::change(self.work.branch, self.work.actor, "delete", path, None, &gone))?;
+        self.rows.push(&NewRow::change(self.work.branch, self.actor, "delete", path, None, &gone))?;
         Ok(())
     }
 }
@@ -647,6 +693,11 @@ impl RuleSource for Work<'_> {
         file.take(RULES_BYTES_MAX).read_to_end(&mut out).ok()?;
         Some(out)
     }
+}
+
+/// The paths that the move of a directory touches.
+fn touched<'a>(from: &'a TreePath, to: &'a TreePath, made: &'a [TreePath]) -> Vec<&'a TreePath> {
+    [from, to].into_iter().chain(made).collect()
 }
 
 fn kind_of(kind: FileKind) -> Kind {

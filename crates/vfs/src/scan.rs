@@ -3,7 +3,7 @@
 //! one transaction.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -45,6 +45,17 @@ pub enum Writers {
     Gone,
     /// Background processes.
     MayLive,
+}
+
+/// Which changes a scan records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope<'a> {
+    /// All.
+    All,
+    /// Only that patterns have changed: every path is given its class anew.
+    Rules,
+    /// Those at and below these paths. The others are somebody else's, whose scan is still to come.
+    Below(&'a [&'a TreePath]),
 }
 
 /// What a scan found.
@@ -211,17 +222,17 @@ impl Store {
         detail: Option<&str>,
         writers: Writers,
     ) -> Result<ScanReport, ScanError> {
-        self.scan_as(branch, actor, detail, writers, false)
+        self.scan_scope(branch, actor, detail, writers, Scope::All)
     }
 
-    /// As [`Store::scan_locked`]; with `rules_changed` every path is given its class anew.
-    pub(crate) fn scan_as(
+    /// As [`Store::scan_locked`], for a part of what changed.
+    pub(crate) fn scan_scope(
         &self,
         branch: &BranchId,
         actor: &Actor,
         detail: Option<&str>,
         writers: Writers,
-        rules_changed: bool,
+        scope: Scope<'_>,
     ) -> Result<ScanReport, ScanError> {
         let conn = self.inner.db.reader()?;
         let layers = Layers::of(&conn, branch)?.ok_or_else(|| ScanError::NoBranch(branch.clone()))?;
@@ -250,7 +261,7 @@ impl Store {
             own,
             lower,
             made_ns,
-            rules_changed,
+            scope,
             lower_dirs: Dirs::default(),
             base_dirs: Dirs::default(),
         };
@@ -273,8 +284,7 @@ struct Scan<'a> {
     lower: Option<BTreeMap<TreePath, Entry>>,
     /// Of a whole tree: when it was made.
     made_ns: i64,
-    /// Whether patterns changed in a way that the directory no longer shows.
-    rules_changed: bool,
+    scope: Scope<'a>,
     lower_dirs: Dirs,
     base_dirs: Dirs,
 }
@@ -512,9 +522,16 @@ impl Scan<'_> {
         writers: Writers,
     ) -> Result<ScanReport, ScanError> {
         let mut rules = Rules::new(self);
-        if self.rules_changed || changes.keys().any(is_rules) {
+        let asked = |path: &TreePath| match self.scope {
+            Scope::All => true,
+            Scope::Below(tops) => tops.iter().any(|top| path.starts_with(top)),
+            Scope::Rules => false,
+        };
+        let others: BTreeSet<TreePath> = changes.keys().filter(|path| !asked(path)).cloned().collect();
+        if self.scope == Scope::Rules || changes.keys().any(|path| is_rules(path) && asked(path)) {
             self.reclassify(&mut changes, &mut rules)?;
         }
+        changes.retain(|path, _| !others.contains(path));
         let mut classes = BTreeMap::new();
         for (path, change) in &changes {
             classes.insert(path, self.class(&mut rules, path, change)?);
