@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use proto::error::{Code, Coded};
@@ -234,12 +235,25 @@ impl Store {
         writers: Writers,
         scope: Scope<'_>,
     ) -> Result<ScanReport, ScanError> {
+        let dir = layer_dir(&self.inner.layout.branch(branch));
+        self.scan_dir(branch, &dir, actor, detail, writers, scope)
+    }
+
+    /// As [`Store::scan_locked`], when the open layer's files are in `dir`.
+    pub(crate) fn scan_dir(
+        &self,
+        branch: &BranchId,
+        dir: &Path,
+        actor: &Actor,
+        detail: Option<&str>,
+        writers: Writers,
+        scope: Scope<'_>,
+    ) -> Result<ScanReport, ScanError> {
         let conn = self.inner.db.reader()?;
         let layers = Layers::of(&conn, branch)?.ok_or_else(|| ScanError::NoBranch(branch.clone()))?;
         let io_error = |source| ScanError::Io { branch: branch.clone(), source };
-        let dir = self.inner.layout.branch(branch);
-        let made_ns = made_ns(&dir.join("made"));
-        let dir = File::open(layer_dir(&dir)).map_err(io_error)?;
+        let made_ns = made_ns(&dir.with_file_name("made"));
+        let dir = File::open(dir).map_err(io_error)?;
         let marks = if layers.copy { Marks::None } else { marks() };
         let mut seen = None;
         // One thread lists the directory while another reads the database: both take as long.
@@ -826,7 +840,7 @@ fn is_file(entry: &Entry) -> bool {
 
 /// When the copy of a whole tree was finished, by the clock of its file system: the change time of a file made after
 /// it. Zero if that is not known: then every file is read.
-fn made_ns(path: &std::path::Path) -> i64 {
+fn made_ns(path: &Path) -> i64 {
     use std::os::unix::fs::MetadataExt;
     path.symlink_metadata()
         .map_or(0, |meta| meta.ctime().saturating_mul(1_000_000_000).saturating_add(meta.ctime_nsec()))

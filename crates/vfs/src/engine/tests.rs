@@ -13,12 +13,13 @@ use testkit::process::{command, run, variable};
 use testkit::{Need, have};
 
 use super::Root;
+use super::tree::{CopyOptions, copy_tree};
 use crate::entries::{self, Kind};
 use crate::scan::Layers;
 use crate::world::shown;
 use crate::{Actor, EngineChoice, ForkBusy, Store, StoreOptions, SystemClock};
 
-const USERNS: &str = "VFS_TEST_USERNS";
+pub(crate) const USERNS: &str = "VFS_TEST_USERNS";
 
 /// Runs `body` with each engine, as each kind of user that this machine lets us be. `test` is the calling test's full name.
 pub(crate) fn on_all(test: &str, body: impl Fn(EngineChoice)) {
@@ -90,6 +91,14 @@ impl Fixture {
 
     pub(crate) fn state(&self) -> PathBuf {
         self.dir.path().join("state")
+    }
+
+    /// The same state, which nobody has opened, elsewhere.
+    pub(crate) fn copied(&self) -> Self {
+        let dir = testkit::temp_dir("engine");
+        let options = CopyOptions { attributes: true, durable: false };
+        copy_tree(&self.state(), &dir.path().join("state"), &options).unwrap();
+        Self { store: None, base: self.base.clone(), engine: self.engine, dir }
     }
 
     pub(crate) fn reopen(&mut self) {
