@@ -103,6 +103,18 @@ pub enum BranchError {
     /// There is no such branch.
     #[error("there is no branch `{0}`")]
     NoBranch(String),
+    /// It was dropped.
+    #[error("the branch `{name}` was dropped at audit row {seq}")]
+    Dropped {
+        /// Its id or the name that it had.
+        name: String,
+        /// Its id.
+        id: BranchId,
+        /// The row that says so.
+        seq: u64,
+        /// Whether what it held can still be told.
+        kept: bool,
+    },
     /// Its directory can't be read.
     #[error("can't read the directory of the branch")]
     Io(#[from] io::Error),
@@ -114,13 +126,23 @@ pub enum BranchError {
 impl Coded for BranchError {
     fn code(&self) -> Code {
         match self {
-            BranchError::NoBranch(_) => Code::NotFound,
+            BranchError::NoBranch(_) | BranchError::Dropped { .. } => Code::NotFound,
             BranchError::Io(error) => io_code(error),
             BranchError::Db(error) => error.code(),
         }
     }
     fn hint(&self) -> Option<String> {
-        matches!(self, BranchError::NoBranch(_)).then(|| "list them: tendon branch list".into())
+        match self {
+            BranchError::NoBranch(_) => Some("list them: tendon branch list".into()),
+            BranchError::Dropped { id, seq, kept: true, .. } => {
+                Some(format!("bring back what it held: tendon branch at {} --branch {id}", seq - 1))
+            }
+            BranchError::Dropped { .. } => Some(
+                "its base has been collected since, so it can't be brought back; the audit keeps its rows"
+                    .into(),
+            ),
+            BranchError::Io(_) | BranchError::Db(_) => None,
+        }
     }
 }
 
@@ -281,7 +303,9 @@ impl Store {
             Ok(_) => self.branch(&info.id).map_err(|error| match error {
                 BranchError::Db(error) => CreateError::Db(error).into(),
                 BranchError::Io(error) => CreateError::Io(error).into(),
-                BranchError::NoBranch(_) => ScanError::NoBranch(info.id.clone()).into(),
+                BranchError::NoBranch(_) | BranchError::Dropped { .. } => {
+                    ScanError::NoBranch(info.id.clone()).into()
+                }
             }),
             Err(error) => {
                 // Not half of it: what can't be recorded is not made.
@@ -431,9 +455,18 @@ impl Store {
         let conn = self.inner.db.read();
         let found: Option<String> =
             conn.query_row(sql, [text], |row| row.get(0)).optional().map_err(DbError::from)?;
-        let found =
-            found.ok_or_else(|| BranchError::NoBranch(text.chars().take(NAME_BYTES_MAX).collect()))?;
-        Ok(found.parse().map_err(damaged)?)
+        match found {
+            Some(id) => Ok(id.parse().map_err(damaged)?),
+            None => Err(dropped(&conn, text)?),
+        }
+    }
+
+    /// As [`Store::find_branch`]; also a branch that was dropped, by its id, as long as its past can be told.
+    pub fn find_past_branch(&self, text: &str) -> Result<BranchId, BranchError> {
+        match self.find_branch(text) {
+            Err(BranchError::Dropped { id, kept: true, .. }) if id.as_str() == text => Ok(id),
+            found => found,
+        }
     }
 
     /// Mounts the branch, or gives the mount that it has.
@@ -598,6 +631,24 @@ pub(crate) fn check_name(name: Option<&str>) -> Result<(), NameError> {
         return Ok(());
     };
     Err(NameError::Bad { name: name.chars().take(NAME_BYTES_MAX).collect(), reason })
+}
+
+/// Why there is no branch with this id or name.
+fn dropped(conn: &Connection, text: &str) -> Result<BranchError, DbError> {
+    let name: String = text.chars().take(NAME_BYTES_MAX).collect();
+    // By its name at last: that looks at every row.
+    let [by_id, by_name] = ["branch", "detail"].map(|column| {
+        format!(
+            "SELECT branch, seq, EXISTS (SELECT 1 FROM branches WHERE id = audit.branch) FROM audit
+             WHERE op = 'drop' AND {column} = ?1 ORDER BY seq DESC LIMIT 1"
+        )
+    });
+    let sql = if text.parse::<BranchId>().is_ok() { by_id } else { by_name };
+    let found: Option<(String, i64, bool)> =
+        conn.query_row(&sql, [text], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
+    let Some((id, seq, kept)) = found else { return Ok(BranchError::NoBranch(name)) };
+    let id = id.parse().map_err(damaged)?;
+    Ok(BranchError::Dropped { name, id, seq: seq.cast_unsigned(), kept })
 }
 
 const SELECT: &str = "SELECT b.id, b.name, b.base, b.parent, b.engine, l.depth, b.created_ms,
