@@ -1,15 +1,12 @@
 //! Tests of capture, against the kernel's own overlayfs and against plain trees.
 
-use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use testkit::{Need, have};
 
 use super::*;
-use crate::ForkBusy;
-use crate::engine::tests::{Fixture, on_all};
+use crate::entries::Class;
 use crate::world::{Branch, World, path};
 
 fn base(root: &std::path::Path) {
@@ -417,78 +414,5 @@ fn the_same_holds_on_overlays_of_a_user_namespace() {
         let out = testkit::process::run(&mut child);
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         assert!(text.contains("the_record_is_what_the_kernel_shows ... ok"), "{text}");
-    });
-}
-
-/// Holds a file mapped, shared and writable, and writes to it as it is told.
-const MAPPER: &str = r"
-import mmap, sys
-file = open(sys.argv[1], 'r+b')
-pages = mmap.mmap(file.fileno(), 0)
-print('ready', flush=True)
-for line in sys.stdin:
-    if line == 'flush\n':
-        pages.flush()
-    else:
-        pages[0:1] = line[0].encode()
-    print('done', flush=True)
-";
-
-#[test]
-fn what_is_written_through_a_mapping_is_caught_by_the_next_scan() {
-    if !have(Need::Python) {
-        return;
-    }
-    on_all("scan::tests::what_is_written_through_a_mapping_is_caught_by_the_next_scan", |engine| {
-        let fixture = Fixture::new(engine, &[("a", "a")]);
-        let branch = fixture.create().id;
-        let at = fixture.at(&branch);
-        at.write("mapped", &".".repeat(8192));
-        let outside = format!("/proc/{}/fd", std::process::id());
-        let file = at.join("mapped").to_string_lossy().replace("/proc/self/fd", &outside);
-        let mut child = testkit::process::command("python3")
-            .args(["-c", MAPPER, &file])
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (mut tell, heard) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut heard = std::io::BufRead::lines(std::io::BufReader::new(heard));
-        assert_eq!(heard.next().unwrap().unwrap(), "ready");
-        let mut write = |what: &str| {
-            std::io::Write::write_all(&mut tell, format!("{what}\n").as_bytes()).unwrap();
-            assert_eq!(heard.next().unwrap().unwrap(), "done");
-        };
-        let first = |branch: &BranchId| -> u8 {
-            let found = fixture.store().scan_live(branch, &Actor::cli(7), None).unwrap();
-            assert!(found.unscannable.is_empty());
-            let conn = fixture.store().inner.db.reader().unwrap();
-            let layers = Layers::of(&conn, branch).unwrap().unwrap();
-            let entry = entries::lookup(&conn, &layers.chain(), &path("mapped")).unwrap().unwrap();
-            let mut text = Vec::new();
-            fixture.store().inner.blobs.open(&entry.hash.unwrap()).unwrap().read_to_end(&mut text).unwrap();
-            text[0]
-        };
-        write("A");
-        assert_eq!(first(&branch), b'A');
-        // The page is dirty already: this makes no new time.
-        write("B");
-        assert_eq!(first(&branch), b'B');
-        // After it was written out the next write makes one.
-        write("flush");
-        write("C");
-        assert_eq!(first(&branch), b'C');
-        // A fork holds what was there then; the mapping goes on into the parent, and nowhere else.
-        write("D");
-        let child_branch = fixture.fork(&branch, ForkBusy::Frozen).id;
-        write("E");
-        assert_eq!((first(&child_branch), first(&branch)), (b'D', b'E'));
-        write("F");
-        drop(tell);
-        child.wait().unwrap();
-        fixture.scan(&branch);
-        assert!(at.read("mapped").starts_with('F'));
-        fixture.check(&branch);
-        fixture.check(&child_branch);
     });
 }
