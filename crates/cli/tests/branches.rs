@@ -249,6 +249,64 @@ fn an_export_replaces_files_and_nothing_else() {
 }
 
 #[test]
+fn an_export_that_is_ended_leaves_nothing() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    tendon.text(&["branch", "exec", "fix", "--", "truncate", "-s", "1G", "large"]);
+    let names = || -> Vec<String> {
+        let entries = std::fs::read_dir(tendon.dir.path()).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    };
+    for signal in ["INT", "TERM", "HUP"] {
+        std::fs::write(tendon.dir.path().join("out"), "old").unwrap();
+        let mut child = tendon.start(&["branch", "export", "fix", "--tar", "out"]);
+        testkit::process::wait_until("it is being written", std::time::Duration::from_secs(30), || {
+            assert!(child.try_wait().unwrap().is_none(), "it was too fast");
+            names().iter().any(|name| name.contains(".part-"))
+        });
+        common::signal(&child, signal);
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{signal}");
+        assert!(!names().iter().any(|name| name.contains(".part-")), "{signal}: {:?}", names());
+        assert_eq!(std::fs::read(tendon.dir.path().join("out")).unwrap(), b"old", "{signal}");
+    }
+    // Of a runner that dies meanwhile nothing is left, either.
+    let mut child = tendon.start(&["branch", "export", "fix", "--tar", "out"]);
+    testkit::process::wait_until("it is being written", std::time::Duration::from_secs(30), || {
+        names().iter().any(|name| name.contains(".part-"))
+    });
+    let status = tendon.json(0, &["runner", "status"]);
+    let pid = status["runner"]["pid"].as_i64().expect("the runner's pid");
+    testkit::process::run(testkit::process::command("kill").args(["-9", &pid.to_string()]));
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+    assert!(!names().iter().any(|name| name.contains(".part-")), "{:?}", names());
+}
+
+#[test]
+fn a_dropped_branch_comes_back() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let id = tendon.json(0, &["branch", "show", "fix"])["branch"]["id"].as_str().unwrap().to_owned();
+    tendon.run_with(&["branch", "write", "fix", "new.txt"], b"work\n").expect(0);
+    tendon.text(&["branch", "drop", "fix"]);
+    let ran = tendon.run(&["branch", "show", "fix"]);
+    ran.expect(2).says("the branch `fix` was dropped at audit row").says("tendon branch at").says(&id);
+    // As the hint says.
+    let hint = ran.stderr.lines().find_map(|line| line.split_once("tendon branch at ")).unwrap().1;
+    let (seq, _) = hint.split_once(' ').unwrap();
+    let at = ["branch", "at", seq, "--branch", &id];
+    let again = tendon.text(&at);
+    assert_eq!(tendon.text(&["branch", "read", &again, "new.txt"]), "work");
+    assert_eq!(tendon.text(&["base", "gc"]), "0 bases removed, 0 B freed");
+    tendon.text(&["branch", "drop", &again]);
+    assert!(tendon.text(&["base", "gc"]).starts_with("1 base removed, "));
+    tendon.run(&at).expect(2).says("was dropped at audit row").says("its base");
+}
+
+#[test]
 fn a_large_file_is_read_whole() {
     if !can_run() {
         return;

@@ -74,8 +74,27 @@ impl Tendon {
         String::from_utf8_lossy(&output).trim_end().to_owned()
     }
 
+    /// Starts `tendond` and kills it after `moment`, wherever it is then.
+    pub fn start_and_kill(&self, moment: Duration) {
+        let runner = self.spawn_runner();
+        std::thread::sleep(moment);
+        runner.kill();
+    }
+
     /// Starts `tendond` and waits until it answers.
     pub fn start_runner(&self) -> Runner {
+        let mut runner = self.spawn_runner();
+        let status = self.only_with_runner();
+        wait_until("the runner answers", Duration::from_secs(60), || {
+            if let Ok(Some(ended)) = runner.child.try_wait() {
+                panic!("the runner ended at once with {ended}: {}", runner.log());
+            }
+            status.call(&["runner", "status"]).is_ok()
+        });
+        runner
+    }
+
+    fn spawn_runner(&self) -> Runner {
         let mut child = command(binary("tendond"))
             .arg("--state-dir")
             .arg(&self.state)
@@ -86,13 +105,6 @@ impl Tendon {
             .expect("tendond starts");
         let log = collect(child.stderr.take());
         drop(collect(child.stdout.take()));
-        let status = self.only_with_runner();
-        wait_until("the runner answers", Duration::from_secs(60), || {
-            if let Ok(Some(ended)) = child.try_wait() {
-                panic!("the runner ended at once with {ended}: {}", log.lock().expect("log").join("\n"));
-            }
-            status.call(&["runner", "status"]).is_ok()
-        });
         Runner { child, log }
     }
 }

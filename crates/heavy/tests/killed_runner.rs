@@ -17,6 +17,8 @@ use testkit::{Need, have, have_all, temp_dir};
 const KILLS: usize = 15;
 /// The latest moment of a kill, after the workload's start.
 const MOMENT_MS_MAX: usize = 2500;
+/// The latest moment of the kill of a start.
+const START_MS_MAX: usize = 300;
 /// How long what a dead runner leaves may take to vanish.
 const VANISH_MAX: Duration = Duration::from_secs(10);
 
@@ -47,6 +49,11 @@ fn a_killed_runner_leaves_nothing_and_loses_nothing() {
             stop.store(true, Ordering::Relaxed);
         });
         let context = format!("seed {seed}, round {round}, killed after {moment:?}");
+        vanished(&context, &state, &groups);
+        // Putting things in order may be cut short as well.
+        let start = Duration::from_millis(random.below(START_MS_MAX) as u64);
+        tendon.start_and_kill(start);
+        let context = format!("{context}, and the next start after {start:?}");
         vanished(&context, &state, &groups);
         runner = tendon.start_runner();
         let lost = lost(&tendon, &workload.acks.until(0));

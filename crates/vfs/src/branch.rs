@@ -1,4 +1,4 @@
-//! Branches: made, listed, found, mounted and dropped. What makes the files is the engine's; what is true is in the
+//! Branches: made, listed, found and mounted. What makes the files is the engine's; what is true is in the
 //! database. The order of every operation leaves, whenever the runner is killed, a state that `recover` repairs.
 
 use std::io;
@@ -103,6 +103,18 @@ pub enum BranchError {
     /// There is no such branch.
     #[error("there is no branch `{0}`")]
     NoBranch(String),
+    /// It was dropped.
+    #[error("the branch `{name}` was dropped at audit row {seq}")]
+    Dropped {
+        /// Its id or the name that it had.
+        name: String,
+        /// Its id.
+        id: BranchId,
+        /// The row that says so.
+        seq: u64,
+        /// Whether what it held can still be told.
+        kept: bool,
+    },
     /// Its directory can't be read.
     #[error("can't read the directory of the branch")]
     Io(#[from] io::Error),
@@ -114,13 +126,23 @@ pub enum BranchError {
 impl Coded for BranchError {
     fn code(&self) -> Code {
         match self {
-            BranchError::NoBranch(_) => Code::NotFound,
+            BranchError::NoBranch(_) | BranchError::Dropped { .. } => Code::NotFound,
             BranchError::Io(error) => io_code(error),
             BranchError::Db(error) => error.code(),
         }
     }
     fn hint(&self) -> Option<String> {
-        matches!(self, BranchError::NoBranch(_)).then(|| "list them: tendon branch list".into())
+        match self {
+            BranchError::NoBranch(_) => Some("list them: tendon branch list".into()),
+            BranchError::Dropped { id, seq, kept: true, .. } => {
+                Some(format!("bring back what it held: tendon branch at {} --branch {id}", seq - 1))
+            }
+            BranchError::Dropped { .. } => Some(
+                "its base has been collected since, so it can't be brought back; the audit keeps its rows"
+                    .into(),
+            ),
+            BranchError::Io(_) | BranchError::Db(_) => None,
+        }
     }
 }
 
@@ -165,33 +187,6 @@ impl Coded for MountError {
             MountError::Recover { source, .. } => source.hint(),
             MountError::NoBranch(_) | MountError::Io { .. } | MountError::Db(_) => None,
         }
-    }
-}
-
-/// A branch that was not dropped.
-#[derive(Debug, thiserror::Error)]
-pub enum DropError {
-    /// There is no such branch.
-    #[error("there is no branch {0}")]
-    NoBranch(BranchId),
-    /// Somebody uses it.
-    #[error("the branch {0} is in use")]
-    InUse(BranchId),
-    /// The database failed.
-    #[error("can't record that the branch is dropped")]
-    Db(#[from] DbError),
-}
-
-impl Coded for DropError {
-    fn code(&self) -> Code {
-        match self {
-            DropError::NoBranch(_) => Code::NotFound,
-            DropError::InUse(_) => Code::Conflict,
-            DropError::Db(error) => error.code(),
-        }
-    }
-    fn hint(&self) -> Option<String> {
-        matches!(self, DropError::InUse(_)).then(|| "end what runs on it first".into())
     }
 }
 
@@ -309,7 +304,9 @@ impl Store {
             Ok(_) => self.branch(&info.id).map_err(|error| match error {
                 BranchError::Db(error) => CreateError::Db(error).into(),
                 BranchError::Io(error) => CreateError::Io(error).into(),
-                BranchError::NoBranch(_) => ScanError::NoBranch(info.id.clone()).into(),
+                BranchError::NoBranch(_) | BranchError::Dropped { .. } => {
+                    ScanError::NoBranch(info.id.clone()).into()
+                }
             }),
             Err(error) => {
                 // Not half of it: what can't be recorded is not made.
@@ -435,12 +432,8 @@ impl Store {
         let conn = self.inner.db.reader()?;
         let sql = format!("{SELECT} ORDER BY b.created_ms, b.id");
         let mut statement = conn.prepare_cached(&sql).map_err(DbError::from)?;
-        let mut rows = statement.query([]).map_err(DbError::from)?;
-        let mut out = Vec::new();
-        while let Some(row) = rows.next().map_err(DbError::from)? {
-            out.push(info(row)?);
-        }
-        Ok(out)
+        let rows = statement.query_and_then([], info).map_err(DbError::from)?;
+        Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// One branch.
@@ -459,9 +452,18 @@ impl Store {
         let conn = self.inner.db.read();
         let found: Option<String> =
             conn.query_row(sql, [text], |row| row.get(0)).optional().map_err(DbError::from)?;
-        let found =
-            found.ok_or_else(|| BranchError::NoBranch(text.chars().take(NAME_BYTES_MAX).collect()))?;
-        Ok(found.parse().map_err(damaged)?)
+        match found {
+            Some(id) => Ok(id.parse().map_err(damaged)?),
+            None => Err(dropped(&conn, text)?),
+        }
+    }
+
+    /// As [`Store::find_branch`]; also a branch that was dropped, by its id, as long as its past can be told.
+    pub fn find_past_branch(&self, text: &str) -> Result<BranchId, BranchError> {
+        match self.find_branch(text) {
+            Err(BranchError::Dropped { id, kept: true, .. }) if id.as_str() == text => Ok(id),
+            found => found,
+        }
     }
 
     /// Mounts the branch, or gives the mount that it has.
@@ -504,102 +506,6 @@ impl Store {
         sealed.iter().map(|layer| layout.layer(layer)).chain([layout.base(base)]).collect()
     }
 
-    /// Drops a branch: its files are removed, its rows are kept for history.
-    pub fn drop_branch(&self, branch: &BranchId, actor: &Actor) -> Result<(), DropError> {
-        let lock = self.branch_lock(branch);
-        let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if Layers::of(&self.inner.db.read(), branch)?.is_none() {
-            return Err(DropError::NoBranch(branch.clone()));
-        }
-        if !self.inner.live.release(branch) {
-            return Err(DropError::InUse(branch.clone()));
-        }
-        let now_ms = self.inner.options.clock.now_ms();
-        let layers = self.inner.db.write(|tx| -> Result<Layers, DropError> {
-            let layers = Layers::of(tx, branch)?.ok_or_else(|| DropError::NoBranch(branch.clone()))?;
-            let name: Option<String> = tx
-                .query_row("SELECT name FROM branches WHERE id = ?1", [branch.as_str()], |row| row.get(0))
-                .map_err(DbError::from)?;
-            append(tx, &self.inner.key, now_ms, &NewRow::event(branch, actor, "drop", name.as_deref()))?;
-            tx.execute(
-                "UPDATE branches SET dropped_ms = ?2, name = NULL WHERE id = ?1",
-                params![branch.as_str(), now_ms.cast_signed()],
-            )
-            .map_err(DbError::from)?;
-            // Nothing is looked up through it any more: the layers below need not be kept for it.
-            tx.execute(
-                "UPDATE layers SET parent = ?2, depth = 1 WHERE id = ?1",
-                [layers.open.as_str(), layers.base().as_str()],
-            )
-            .map_err(DbError::from)?;
-            Ok(layers)
-        })?;
-        self.inner.live.step("drop: recorded");
-        self.inner.live.unscanned().remove(branch);
-        self.discard(&self.inner.layout.branch(branch), branch.as_str());
-        self.inner.live.step("drop: directory");
-        self.forget_entries(&layers.open)?;
-        if let Some(below) = layers.lower.first() {
-            self.release_layers(below)?;
-        }
-        Ok(())
-    }
-
-    /// Takes a directory out of its place at once, and removes it in the background.
-    pub(crate) fn discard(&self, dir: &std::path::Path, name: &str) {
-        let aside = self.inner.layout.tmp().join(format!("dropped-{name}"));
-        match std::fs::rename(dir, &aside) {
-            Ok(()) => self.inner.live.remove_later(aside),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // It is removed at the next start: no row names it.
-            Err(error) => tracing::warn!(dir = %dir.display(), %error, "a directory could not be removed"),
-        }
-    }
-
-    /// Deletes what a layer says, a little at a time: others want to write too.
-    pub(crate) fn forget_entries(&self, layer: &LayerId) -> Result<(), DbError> {
-        let some = "SELECT EXISTS (SELECT 1 FROM entries WHERE layer = ?1)";
-        let some: bool = self.inner.db.read().query_row(some, [layer.as_str()], |row| row.get(0))?;
-        if !some {
-            return Ok(());
-        }
-        let sql = "DELETE FROM entries WHERE layer = ?1 AND path IN
-                   (SELECT path FROM entries WHERE layer = ?1 LIMIT 5000)";
-        loop {
-            let deleted = self
-                .inner
-                .db
-                .write(|tx| Ok::<_, DbError>(tx.prepare_cached(sql)?.execute([layer.as_str()])?))?;
-            if deleted < 5_000 {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Removes the sealed layer `from`, if nothing stands on it any more, and then those below it.
-    pub(crate) fn release_layers(&self, from: &LayerId) -> Result<(), DbError> {
-        let mut next = Some(from.clone());
-        while let Some(layer) = next.take() {
-            let unused = "SELECT parent FROM layers WHERE id = ?1 AND state = 'sealed' AND engine != 'base'
-                          AND NOT EXISTS (SELECT 1 FROM layers AS above WHERE above.parent = ?1)";
-            let parent: Option<Option<String>> = {
-                let conn = self.inner.db.read();
-                let mut statement = conn.prepare_cached(unused)?;
-                statement.query_row([layer.as_str()], |row| row.get(0)).optional()?
-            };
-            let Some(parent) = parent else { return Ok(()) };
-            // Nothing can come to stand on it again: only open layers get sealed, and only below new ones.
-            self.forget_entries(&layer)?;
-            self.inner.db.write(|tx| {
-                Ok::<_, DbError>(tx.execute("DELETE FROM layers WHERE id = ?1", [layer.as_str()])?)
-            })?;
-            self.inner.live.step("release: recorded");
-            self.discard(&self.inner.layout.layer(&layer), layer.as_str());
-            next = parent.map(|parent| parent.parse()).transpose().map_err(damaged)?;
-        }
-        Ok(())
-    }
-
     /// Disk space of what the branch itself holds.
     pub fn branch_disk_bytes(&self, branch: &BranchId) -> Result<u64, BranchError> {
         let engine = self.branch(branch)?.engine;
@@ -626,6 +532,24 @@ pub(crate) fn check_name(name: Option<&str>) -> Result<(), NameError> {
         return Ok(());
     };
     Err(NameError::Bad { name: name.chars().take(NAME_BYTES_MAX).collect(), reason })
+}
+
+/// Why there is no branch with this id or name.
+fn dropped(conn: &Connection, text: &str) -> Result<BranchError, DbError> {
+    let name: String = text.chars().take(NAME_BYTES_MAX).collect();
+    // By its name at last: that looks at every row.
+    let [by_id, by_name] = ["branch", "detail"].map(|column| {
+        format!(
+            "SELECT branch, seq, EXISTS (SELECT 1 FROM branches WHERE id = audit.branch) FROM audit
+             WHERE op = 'drop' AND {column} = ?1 ORDER BY seq DESC LIMIT 1"
+        )
+    });
+    let sql = if text.parse::<BranchId>().is_ok() { by_id } else { by_name };
+    let found: Option<(String, i64, bool)> =
+        conn.query_row(&sql, [text], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).optional()?;
+    let Some((id, seq, kept)) = found else { return Ok(BranchError::NoBranch(name)) };
+    let id = id.parse().map_err(damaged)?;
+    Ok(BranchError::Dropped { name, id, seq: seq.cast_unsigned(), kept })
 }
 
 const SELECT: &str = "SELECT b.id, b.name, b.base, b.parent, b.engine, l.depth, b.created_ms,

@@ -1,6 +1,7 @@
 //! What a branch changed of its base, as git tells it: two trees of the changed files only, in a repository of their
-//! own, compared by git.
+//! own, compared by git. What is large git does not see: `patch` tells that.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,8 @@ use crate::content::{ContentError, Contents};
 use crate::db::DbError;
 use crate::entries::{self, Class, Entry, Kind};
 use crate::git::{Git, GitError};
+use crate::limits::{DIFF_BYTES_MAX, DIFF_FILE_BYTES_MAX, PATCH_BYTES_MAX};
+use crate::patch::{Large, Sections, Telling};
 use crate::scan::Layers;
 use crate::store::Store;
 
@@ -22,7 +25,7 @@ use crate::store::Store;
 pub enum DiffFormat {
     /// git's letters and paths, one line each, odd paths quoted as git does.
     NameStatus,
-    /// A patch that `git apply` takes, binary files and modes included.
+    /// A patch, binary files and modes included.
     Unified,
 }
 
@@ -32,6 +35,12 @@ pub enum DiffError {
     /// There is no such branch.
     #[error("there is no branch {0}")]
     NoBranch(BranchId),
+    /// It is too large to show.
+    #[error("the diff of the branch {0} has more than {max} MiB", max = DIFF_BYTES_MAX >> 20)]
+    TooLarge(BranchId),
+    /// It is too large for git.
+    #[error("the patch would have more than {max} MiB, which git does not apply", max = PATCH_BYTES_MAX >> 20)]
+    PatchTooLarge,
     /// Content can't be had.
     #[error("can't read a changed file")]
     Content(#[from] ContentError),
@@ -50,6 +59,7 @@ impl Coded for DiffError {
     fn code(&self) -> Code {
         match self {
             DiffError::NoBranch(_) => Code::NotFound,
+            DiffError::TooLarge(_) | DiffError::PatchTooLarge => Code::BadInput,
             DiffError::Content(error) => error.code(),
             DiffError::Git(error) => error.code(),
             DiffError::Io(error) if error.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
@@ -59,6 +69,11 @@ impl Coded for DiffError {
     }
     fn hint(&self) -> Option<String> {
         match self {
+            DiffError::TooLarge(branch) => Some(format!(
+                "see which files: tendon branch diff {branch} --name-status; or save it: tendon branch export {branch} \
+                 --patch FILE"
+            )),
+            DiffError::PatchTooLarge => Some("export it as a tar archive or to a git branch".into()),
             DiffError::Content(error) => error.hint(),
             DiffError::Git(error) => error.hint(),
             DiffError::NoBranch(_) | DiffError::Io(_) | DiffError::Db(_) => None,
@@ -67,41 +82,139 @@ impl Coded for DiffError {
 }
 
 impl Store {
-    /// What the branch, as of its last scan, changed of its base.
+    /// What the branch, as of its last scan, changed of its base, to be shown. Of a file above [`DIFF_FILE_BYTES_MAX`] it
+    /// says only that it differs; `git apply` refuses such a diff. See [`crate::ExportTarget::Patch`] for all of it.
     pub fn diff(&self, branch: &BranchId, format: DiffFormat) -> Result<Vec<u8>, DiffError> {
+        let mut out = Bounded { bytes: Vec::new(), branch };
+        self.compared(branch, |compared| match format {
+            DiffFormat::NameStatus => compared.run(&["--name-status"], &mut out),
+            DiffFormat::Unified => compared.sections(Telling::Line, &mut out).map(drop),
+        })?;
+        Ok(out.bytes)
+    }
+
+    /// Writes a patch that `git apply` turns the base into the branch with, and says of how many files. `out` gets nothing
+    /// unless it gets all.
+    pub(crate) fn patch(&self, branch: &BranchId, out: &mut dyn Write) -> Result<u64, DiffError> {
+        let mut files = 0;
+        self.compared(branch, |compared| {
+            let path = compared.scratch.dir.join("patch");
+            let mut file = io::BufWriter::new(File::create_new(&path)?);
+            let mut bounded = Upto { out: &mut file, left: PATCH_BYTES_MAX };
+            files = compared.sections(Telling::Whole, &mut bounded)?;
+            file.flush()?;
+            io::copy(&mut File::open(&path)?, out)?;
+            Ok(())
+        })?;
+        Ok(files)
+    }
+
+    /// Gives git the two sides, unless they are equal, and lets `tell` tell their difference.
+    fn compared(
+        &self,
+        branch: &BranchId,
+        tell: impl FnOnce(&Compared<'_>) -> Result<(), DiffError>,
+    ) -> Result<(), DiffError> {
         let conn = self.inner.db.reader()?;
         let layers = Layers::of(&conn, branch)?.ok_or_else(|| DiffError::NoBranch(branch.clone()))?;
         let chain = layers.chain();
         let changes = changes(&conn, &chain)?;
         if changes.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let scratch = Scratch::new(self, "sha1")?;
         let contents = Contents { store: self, conn: &conn, branch: Some(branch), chain: &chain };
+        let mut large = Large::new(&contents)?;
         let mut stream = FastImport::new(&scratch, &contents)?;
+        let mut put = |stream: &mut FastImport<'_>, path: &TreePath, entry: Option<&Entry>| match entry {
+            Some(entry) => match large.stand_in(path, entry)? {
+                Some(stand_in) => stream.put_bytes(path, git_mode(entry), &stand_in),
+                None => stream.put(path, Some(entry)),
+            },
+            None => stream.put(path, None),
+        };
         stream.commit("refs/heads/before", b"before", &[])?;
         for change in &changes {
-            stream.put(&change.path, change.before.as_ref())?;
+            put(&mut stream, &change.path, change.before.as_ref())?;
         }
         stream.commit("refs/heads/after", b"after", b"from refs/heads/before\n")?;
         for change in changes.iter().filter(|change| change.after.is_none()) {
-            stream.put(&change.path, None)?;
+            put(&mut stream, &change.path, None)?;
         }
         for change in changes.iter().filter(|change| change.after.is_some()) {
-            stream.put(&change.path, change.after.as_ref())?;
+            put(&mut stream, &change.path, change.after.as_ref())?;
         }
         stream.run(&scratch.git())?;
-        let git = scratch.git();
+        tell(&Compared { scratch, large })
+    }
+}
+
+/// Two sides in git's hands.
+struct Compared<'a> {
+    scratch: Scratch,
+    large: Large<'a>,
+}
+
+impl Compared<'_> {
+    fn sections(&self, telling: Telling, out: &mut dyn Write) -> Result<u64, DiffError> {
+        let git = self.scratch.git();
+        let mut sections = Sections::new(&self.large, &git, telling, out);
+        self.run(&["--binary", "--full-index"], &mut sections)?;
+        Ok(sections.files)
+    }
+
+    fn run(&self, format: &[&str], out: &mut dyn Write) -> Result<(), DiffError> {
         let mut args = vec!["diff", "--no-ext-diff", "--no-textconv", "--no-color", "-M", "--src-prefix=a/"];
         args.extend(["--dst-prefix=b/", "--diff-algorithm=myers"]);
-        args.extend(match format {
-            DiffFormat::NameStatus => vec!["--name-status"],
-            DiffFormat::Unified => vec!["--binary", "--full-index"],
-        });
+        args.extend(format);
         args.extend(["refs/heads/before", "refs/heads/after", "--"]);
-        let mut out = Vec::new();
-        git.run_into(&args, &[], &mut out)?;
-        Ok(out)
+        match self.scratch.git().run_into(&args, &[], out) {
+            // What went wrong where the output went.
+            Err(GitError::Io { command, source }) => Err(match source.downcast::<DiffError>() {
+                Ok(error) => error,
+                Err(source) => GitError::Io { command, source }.into(),
+            }),
+            done => Ok(done?),
+        }
+    }
+}
+
+/// A diff that is made in memory.
+struct Bounded<'a> {
+    bytes: Vec<u8>,
+    branch: &'a BranchId,
+}
+
+impl Write for Bounded<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > DIFF_BYTES_MAX {
+            return Err(io::Error::other(DiffError::TooLarge(self.branch.clone())));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A patch that is written to a file.
+struct Upto<'a> {
+    out: &'a mut dyn Write,
+    left: u64,
+}
+
+impl Write for Upto<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.left = self
+            .left
+            .checked_sub(bytes.len() as u64)
+            .ok_or_else(|| io::Error::other(DiffError::PatchTooLarge))?;
+        self.out.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 
@@ -187,7 +300,7 @@ impl Drop for Scratch {
 
 /// A stream for `git fast-import`, kept in a file: content may be large.
 pub(crate) struct FastImport<'a> {
-    out: io::BufWriter<std::fs::File>,
+    out: io::BufWriter<File>,
     path: PathBuf,
     contents: &'a Contents<'a>,
 }
@@ -195,7 +308,7 @@ pub(crate) struct FastImport<'a> {
 impl<'a> FastImport<'a> {
     pub(crate) fn new(scratch: &Scratch, contents: &'a Contents<'a>) -> Result<Self, DiffError> {
         let path = scratch.dir.join("stream");
-        let out = io::BufWriter::with_capacity(256 * 1024, std::fs::File::create_new(&path)?);
+        let out = io::BufWriter::with_capacity(256 * 1024, File::create_new(&path)?);
         Ok(Self { out, path, contents })
     }
 
@@ -240,12 +353,22 @@ impl<'a> FastImport<'a> {
         self.line(b"")
     }
 
+    /// Puts these bytes at `path`.
+    pub(crate) fn put_bytes(&mut self, path: &TreePath, mode: &str, bytes: &[u8]) -> Result<(), DiffError> {
+        write!(self.out, "M {mode} inline ")?;
+        self.out.write_all(&quoted(path))?;
+        write!(self.out, "\ndata {}\n", bytes.len())?;
+        self.line(bytes)
+    }
+
     /// Gives the stream to git.
     pub(crate) fn run(mut self, git: &Git) -> Result<(), DiffError> {
         self.out.write_all(b"done\n")?;
         self.out.flush()?;
         let args = ["fast-import", "--quiet", "--done", "--date-format=raw"];
-        git.clone().input(std::fs::File::open(&self.path)?).run(&args)?;
+        // What is larger git does not hold in memory.
+        let threshold = DIFF_FILE_BYTES_MAX.to_string();
+        git.clone().config("core.bigFileThreshold", &threshold).input(File::open(&self.path)?).run(&args)?;
         Ok(std::fs::remove_file(&self.path)?)
     }
 }

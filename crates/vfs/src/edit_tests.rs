@@ -307,8 +307,10 @@ fn what_no_scan_has_seen_is_not_removed_without_a_row() {
             let filter = AuditFilter { branch: Some(branch.clone()), ..AuditFilter::default() };
             let log = fixture.store().audit_log(&filter).unwrap();
             let last = log.last().unwrap();
-            assert_eq!((log.len(), last.op.as_str()), (before + 1, "delete"));
-            assert_eq!(last.path, Some(path(name)));
+            assert_eq!((log.len(), last.op.as_str()), (before + 2, "delete"));
+            let found = &log[before];
+            assert_eq!((found.op.as_str(), found.actor.as_str()), ("add", "unknown"));
+            assert!(log[before..].iter().all(|row| row.path == Some(path(name))));
         }
         drop(root);
         let seq = fixture.store().branch(&branch).unwrap().audit_seq;
@@ -343,6 +345,57 @@ fn an_edit_over_an_unrecorded_change_records_all_of_it() {
             let seq = fixture.store().branch(&branch).unwrap().audit_seq;
             let again = fixture.store().branch_at(&branch, seq, None, &me()).unwrap().id;
             assert_eq!(fixture.check(&again), fixture.check(&branch));
+        }
+    });
+}
+
+#[test]
+fn what_a_guest_wrote_is_in_the_history_before_an_edit_replaces_it() {
+    on_all("edit::tests::what_a_guest_wrote_is_in_the_history_before_an_edit_replaces_it", |engine| {
+        let fixture = Fixture::new(engine, BASE);
+        for (what, edit, op) in [
+            ("write", (|e| e.write(&path("a"), b"edited", None)) as fn(&Editor) -> _, "modify"),
+            ("remove", |e| e.remove(&path("a")), "delete"),
+            ("chmod", |e| e.chmod(&path("a"), 0o755), "mode"),
+            ("rename", |e| e.rename(&path("a"), &path("x")), "delete"),
+            ("remove its directory", |e| e.remove(&path("g")), "delete"),
+            ("rename its directory", |e| e.rename(&path("g"), &path("x/g")), "delete"),
+            ("write patterns", |e| e.write(&path(".gitignore"), b"k*", None), "modify"),
+            ("write where it was", |e| e.write(&path("keep"), b"again", None), "add"),
+            ("link where it was", |e| e.symlink(&path("keep"), b"a"), "add"),
+        ] {
+            let branch = fixture.create().id;
+            let at = fixture.at(&branch);
+            for file in ["a", "g/a", "elsewhere", ".gitignore"] {
+                at.write(file, "guest");
+            }
+            std::fs::remove_file(at.join("keep")).unwrap();
+            edit(&fixture.store().edit(&branch, &me()).unwrap()).unwrap_or_else(|e| panic!("{what}: {e:?}"));
+            let filter = AuditFilter { branch: Some(branch.clone()), ..AuditFilter::default() };
+            let log = fixture.store().audit_log(&filter).unwrap();
+            let file = match op {
+                "add" => "keep",
+                _ if what.ends_with("patterns") => ".gitignore",
+                _ if what.ends_with("directory") => "g/a",
+                _ => "a",
+            };
+            let rows: Vec<_> = log.iter().filter(|row| row.path == Some(path(file))).collect();
+            let [found, edited] = rows[..] else { panic!("{what}: {log:#?}") };
+            assert_eq!((found.actor.as_str(), edited.actor.as_str()), ("unknown", me().as_str()), "{what}");
+            assert_eq!(edited.op, op, "{what}");
+            // What the edit did not touch is left to who made it.
+            assert!(log.iter().all(|row| row.path != Some(path("elsewhere"))), "{what}: {log:#?}");
+            let again = fixture.store().branch_at(&branch, found.seq, None, &me()).unwrap().id;
+            let again = fixture.at(&again).join(file);
+            if op == "add" {
+                assert!(!again.exists(), "{what}");
+            } else {
+                assert_eq!(std::fs::read(again).unwrap(), b"guest", "{what}");
+            }
+            drop(at);
+            fixture.scan(&branch);
+            fixture.check(&branch);
+            assert_eq!(fixture.scan(&branch).first_seq, None, "{what}");
         }
     });
 }

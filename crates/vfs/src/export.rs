@@ -8,7 +8,7 @@ use proto::ids::BranchId;
 
 use crate::content::{ContentError, Contents};
 use crate::db::DbError;
-use crate::diff::{DiffError, DiffFormat, in_tree};
+use crate::diff::{DiffError, in_tree};
 use crate::entries::{self, Kind};
 use crate::scan::Layers;
 use crate::store::Store;
@@ -136,11 +136,8 @@ impl Store {
     pub fn export(&self, branch: &BranchId, target: ExportTarget<'_>) -> Result<ExportReport, ExportError> {
         match target {
             ExportTarget::Patch(out) => {
-                let patch = self.diff(branch, DiffFormat::Unified).map_err(no_branch)?;
-                out.write_all(&patch)?;
-                let files =
-                    patch.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"diff --git "));
-                Ok(ExportReport { files: files.count() as u64, commit: None })
+                let files = self.patch(branch, out).map_err(no_branch)?;
+                Ok(ExportReport { files, commit: None })
             }
             ExportTarget::Tar(out) => self.export_tar(branch, out),
             ExportTarget::GitRef(to) => crate::gitref::export_ref(self, branch, &to),
@@ -183,7 +180,12 @@ impl Store {
 pub(crate) fn no_branch(error: DiffError) -> ExportError {
     match error {
         DiffError::NoBranch(branch) => ExportError::NoBranch(branch),
-        DiffError::Content(_) | DiffError::Git(_) | DiffError::Io(_) | DiffError::Db(_) => error.into(),
+        DiffError::TooLarge(_)
+        | DiffError::PatchTooLarge
+        | DiffError::Content(_)
+        | DiffError::Git(_)
+        | DiffError::Io(_)
+        | DiffError::Db(_) => error.into(),
     }
 }
 

@@ -7,9 +7,11 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use proptest::prelude::*;
+use proto::path::TreePath;
 
 use super::*;
 use crate::base::GitSource;
+use crate::diff::DiffFormat;
 use crate::git::Git;
 use crate::world::{Branch, World, as_git, copy_tree, shown};
 
@@ -97,7 +99,7 @@ proptest! {
         clear(branch.root());
         make(branch.root(), &after);
         world.scan(&branch);
-        let patch = world.store.diff(&branch.id, DiffFormat::Unified).unwrap();
+        let patch = patch(&world, &branch);
         let git = init(&target);
         if !patch.is_empty() {
             git.run_with(&["apply", "--whitespace=nowarn", "-"], &patch, &|_| ()).unwrap();
@@ -126,6 +128,142 @@ fn names_and_letters_are_gits() {
     let mut lines: Vec<_> = std::str::from_utf8(&said).unwrap().lines().collect();
     lines.sort_unstable();
     assert_eq!(lines, ["A\t\"new\\nline\"", "R100\tgone\there", "T\ta"]);
+}
+
+/// The same, short enough to be printed when it differs.
+fn hashed(root: &Path) -> BTreeMap<String, (&'static str, blake3::Hash)> {
+    let hashed =
+        |(path, (mode, bytes)): (TreePath, (_, Vec<u8>))| (path.to_string(), (mode, blake3::hash(&bytes)));
+    as_git(&shown(root)).into_iter().map(hashed).collect()
+}
+
+fn patch(world: &World, branch: &Branch) -> Vec<u8> {
+    let mut out = Vec::new();
+    world.store.export(&branch.id, ExportTarget::Patch(&mut out)).unwrap();
+    out
+}
+
+/// Text that is larger than what is compared.
+fn large(what: &str) -> String {
+    let line = format!("a line of {what} that says nothing but is long enough to fill a large file\n");
+    line.repeat((crate::limits::DIFF_FILE_BYTES_MAX as usize).div_ceil(line.len()))
+}
+
+#[test]
+fn large_files_are_told_in_a_line_and_carried_whole_by_a_patch() {
+    let mut world = World::new(|root| {
+        std::fs::create_dir(root.join("d")).unwrap();
+        for name in ["d/changed", "gone", "moved", "shrinks", "to a link", "mode", "same"] {
+            std::fs::write(root.join(name), large(name)).unwrap();
+        }
+        std::fs::write(root.join("grows"), "small\n").unwrap();
+        std::fs::write(root.join("small"), "one\n").unwrap();
+        symlink("target", root.join("link")).unwrap();
+    });
+    let branch = world.copy();
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("target");
+    copy_tree(branch.root(), &target);
+    let base = hashed(&target);
+    branch.write("d/changed", &(large("d/changed") + "one more\n"));
+    branch.write("new\nline", &large("new"));
+    branch.write("copy", &large("new"));
+    for gone in ["gone", "to a link", "link"] {
+        std::fs::remove_file(branch.at(gone)).unwrap();
+    }
+    std::fs::rename(branch.at("moved"), branch.at("d/there")).unwrap();
+    branch.write("shrinks", "small now");
+    branch.write("grows", &large("grows"));
+    symlink("t", branch.at("to a link")).unwrap();
+    branch.write("link", &large("link"));
+    std::fs::set_permissions(branch.at("mode"), Permissions::from_mode(0o755)).unwrap();
+    branch.write("small", "two\n");
+    world.scan(&branch);
+    let names = world.store.diff(&branch.id, DiffFormat::NameStatus).unwrap();
+    let mut lines: Vec<_> = std::str::from_utf8(&names).unwrap().lines().collect();
+    lines.sort_unstable();
+    let told = [
+        "A\t\"new\\nline\"",
+        "A\tcopy",
+        "D\tgone",
+        "M\td/changed",
+        "M\tgrows",
+        "M\tmode",
+        "M\tshrinks",
+        "M\tsmall",
+        "R100\tmoved\td/there",
+        "T\tlink",
+        "T\tto a link",
+    ];
+    assert_eq!(lines, told);
+    let git = init(&target);
+    let diff = world.store.diff(&branch.id, DiffFormat::Unified).unwrap();
+    let text = std::str::from_utf8(&diff).unwrap();
+    assert!(diff.len() < 8_000 && text.contains("-one\n+two\n"), "{text}");
+    assert!(text.contains("Files a/d/changed b/d/changed are too large to show and differ\n"), "{text}");
+    assert!(text.contains("rename from moved\nrename to d/there\n"), "{text}");
+    let apply = ["apply", "--whitespace=nowarn", "-"];
+    git.run_with(&apply, &diff, &|_| ()).expect_err("a diff that does not tell all is not applied");
+    assert_eq!(hashed(&target), base);
+    let patch = patch(&world, &branch);
+    git.run_with(&apply, &patch, &|_| ()).unwrap();
+    assert_eq!(hashed(&target), hashed(branch.root()));
+    git.run_with(&["apply", "--whitespace=nowarn", "-R", "-"], &patch, &|_| ()).unwrap();
+    // git takes a file back to a link as a file, also in its own patches.
+    let but_link = |mut files: BTreeMap<_, _>| (files.remove("link"), files).1;
+    assert_eq!(but_link(hashed(&target)), but_link(base));
+}
+
+#[test]
+fn a_diff_above_the_limit_is_refused() {
+    let mut world = World::new(|root| std::fs::write(root.join("a"), "a").unwrap());
+    let branch = world.copy();
+    let text = "x".repeat(crate::limits::DIFF_FILE_BYTES_MAX as usize - 1) + "\n";
+    for n in 0..5 {
+        branch.write(&format!("new-{n}"), &format!("{n}{}", &text[1..]));
+    }
+    world.scan(&branch);
+    let error = world.store.diff(&branch.id, DiffFormat::Unified).unwrap_err();
+    assert!(matches!(error, DiffError::TooLarge(_)), "{error:?}");
+    assert_eq!(patch(&world, &branch).iter().filter(|byte| **byte == b'\n').count(), 5 * 7);
+}
+
+/// What a field of `/proc/self/status` says, in bytes.
+fn memory(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+    line.trim_matches([':', '\t', ' ', 'k', 'B']).parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn a_large_file_is_not_held_in_memory() {
+    const CHILD: &str = "VFS_TEST_MEMORY";
+    if testkit::process::variable(CHILD).is_none() {
+        // In a process of its own, whose memory nothing else uses.
+        let mut child = testkit::process::command(std::env::current_exe().unwrap());
+        child.args(["--exact", "export::tests::a_large_file_is_not_held_in_memory", "--nocapture"]);
+        let output = testkit::process::run(child.env(CHILD, "1"));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+        return;
+    }
+    let mut world = World::new(|root| std::fs::write(root.join("a"), "a").unwrap());
+    let branch = world.copy();
+    let mut file = io::BufWriter::new(std::fs::File::create(branch.at("large")).unwrap());
+    for line in 0..300 << 20 >> 5 {
+        writeln!(file, "line {line:>24} ").unwrap();
+    }
+    file.flush().unwrap();
+    drop(file);
+    world.scan(&branch);
+    let before = memory("VmRSS");
+    // The peak begins anew.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let diff = world.store.diff(&branch.id, DiffFormat::Unified).unwrap();
+    assert!(String::from_utf8_lossy(&diff).contains("too large to show"));
+    let report = world.store.export(&branch.id, ExportTarget::Patch(&mut io::sink())).unwrap();
+    assert_eq!(report.files, 1);
+    let grown = memory("VmHWM").saturating_sub(before);
+    assert!(grown < 64 << 20, "{} MiB", grown >> 20);
 }
 
 #[test]

@@ -224,11 +224,22 @@ fn remove(removal: Removal) {
 
 /// Kills the runner of a test at a chosen step: by unwinding, so that no error is handled and nothing cleaned up.
 #[cfg(test)]
-#[derive(Default)]
 pub(crate) struct Faults(Mutex<FaultState>);
 
 #[cfg(test)]
-#[derive(Default)]
+thread_local! {
+    /// After how many steps the next runner of this thread is killed, counted from its start.
+    pub(crate) static KILL_NEXT: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
+}
+
+#[cfg(test)]
+impl Default for Faults {
+    fn default() -> Self {
+        Self(Mutex::new(FaultState { left: KILL_NEXT.take(), killed: None }))
+    }
+}
+
+#[cfg(test)]
 struct FaultState {
     /// Steps that are still to pass.
     left: Option<usize>,

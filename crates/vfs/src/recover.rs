@@ -18,10 +18,10 @@ use rustix::fs::IFlags;
 use crate::audit::Actor;
 use crate::base::GcError;
 use crate::beneath::{is_staged, remove};
-use crate::branch::{damaged, io_code};
+use crate::branch::{damaged, io_code, random};
 use crate::db::DbError;
 use crate::engine::Root;
-use crate::scan::{ScanError, Writers};
+use crate::scan::{ScanError, Scope, Writers};
 use crate::store::{Inner, Store};
 use crate::walk::{Marks, walk};
 
@@ -39,6 +39,9 @@ pub enum RecoverError {
     /// What is left of bases can't be removed.
     #[error("can't remove what is left of bases")]
     Bases(#[from] GcError),
+    /// What lies in a layer can't be recorded.
+    #[error("can't record what lies in a layer")]
+    Scan(#[from] ScanError),
     /// The database failed.
     #[error("can't read what there should be")]
     Db(#[from] DbError),
@@ -49,6 +52,7 @@ impl Coded for RecoverError {
         match self {
             RecoverError::Io { source, .. } => io_code(source),
             RecoverError::Bases(error) => error.code(),
+            RecoverError::Scan(error) => error.code(),
             RecoverError::Db(error) => error.code(),
         }
     }
@@ -56,6 +60,7 @@ impl Coded for RecoverError {
         match self {
             RecoverError::Io { .. } => None,
             RecoverError::Bases(error) => error.hint(),
+            RecoverError::Scan(error) => error.hint(),
             RecoverError::Db(error) => error.hint(),
         }
     }
@@ -70,6 +75,8 @@ pub struct RecoveryReport {
     pub power_cut: bool,
     /// Forks that were taken back.
     pub undone: u64,
+    /// Branches that had gone on after a fork whose rows were lost.
+    pub went_on: u64,
     /// Directories that no row names, removed.
     pub removed: u64,
     /// Directories that were missing, made again.
@@ -87,6 +94,13 @@ pub(crate) struct LayerRow {
     pub(crate) copy: bool,
     /// The live branch whose open layer it is.
     pub(crate) branch: Option<BranchId>,
+}
+
+impl LayerRow {
+    /// Whether it has a directory among the layers' that is to be kept.
+    fn is_dir(&self, store: &Store) -> bool {
+        store.has_gone_on(self) || (!self.open && !self.copy)
+    }
 }
 
 impl Store {
@@ -111,20 +125,30 @@ impl Store {
         }
         spread(&self.inner.layout.branches());
         self.sweep_bases()?;
+        self.inner.live.step("recover: bases");
         let layers = layer_rows(&self.inner.db.read())?;
         self.take_back(&layers, &mut report)?;
         self.sweep(&layers, &mut report)?;
         self.sweep_layers()?;
+        self.inner.live.step("recover: swept");
+        // Anew: some are gone.
+        let layers = layer_rows(&self.inner.db.read())?;
         if report.power_cut {
-            // Anew: some are gone.
-            let layers = layer_rows(&self.inner.db.read())?;
             self.repair(&layers, &mut report)?;
+        }
+        for layer in &layers {
+            if let Some(branch) = layer.branch.as_ref().filter(|_| self.has_gone_on(layer)) {
+                self.go_on(layer, branch)?;
+                report.went_on += 1;
+            }
         }
         let handed_out = if report.unclean { None } else { Some(unscanned(&self.inner.db.read())?) };
         let all = layers.iter().filter_map(|layer| layer.branch.clone());
         let all = all.filter(|branch| handed_out.as_ref().is_none_or(|some| some.contains(branch.as_str())));
         self.inner.live.unscanned().extend(all);
+        self.inner.live.step("recover: done");
         self.record_run(&format!("open {boot}"))?;
+        self.inner.live.step("recover: recorded");
         if report != RecoveryReport::default() {
             tracing::info!(?report, "the last runner did not end in order");
         }
@@ -140,16 +164,49 @@ impl Store {
             let dir = layout.branch(branch);
             let io_error = |source| RecoverError::Io { what: branch.to_string(), source };
             let sealed = layout.layer(&layer.id);
-            if !layer.copy && sealed.try_exists().map_err(io_error)? {
+            let moved = !layer.copy && sealed.try_exists().map_err(io_error)?;
+            if moved && is_empty(&dir.join("upper")).map_err(io_error)? {
                 self.engine("overlay").unseal(&dir, &sealed).map_err(io_error)?;
+                self.inner.live.step("recover: taken back");
                 report.undone += 1;
             }
             let whole = if layer.copy { &["tree"][..] } else { &["upper", "work"] };
             if whole.iter().any(|name| !dir.join(name).is_dir()) {
                 self.remake(branch, layer, &dir).map_err(io_error)?;
+                self.inner.live.step("recover: remade");
                 report.remade += 1;
             }
         }
+        Ok(())
+    }
+
+    /// Whether a branch has written more after its open layer was sealed by a fork of which there is no row: a disk that
+    /// acknowledged the fork has lost it. What lies in the layer's place and what the branch wrote since are both kept.
+    pub(crate) fn has_gone_on(&self, layer: &LayerRow) -> bool {
+        // What could be taken back has been.
+        layer.open && !layer.copy && layer.branch.is_some() && self.inner.layout.layer(&layer.id).is_dir()
+    }
+
+    /// Records such a layer as sealed, with all that lies in it; what the branch wrote since is found when it is first
+    /// mounted.
+    fn go_on(&self, layer: &LayerRow, branch: &BranchId) -> Result<(), RecoverError> {
+        let dir = self.inner.layout.layer(&layer.id);
+        self.scan_dir(branch, &dir, &Actor::recovery(), None, Writers::Gone, Scope::All)?;
+        self.inner.live.step("recover: layer scanned");
+        let io_error = |source| RecoverError::Io { what: branch.to_string(), source };
+        let open = LayerId::from_random(random().map_err(io_error)?);
+        self.inner.db.write(|tx| -> Result<(), DbError> {
+            let (sealed, open) = (layer.id.as_str(), open.as_str());
+            tx.execute("UPDATE layers SET state = 'sealed' WHERE id = ?1", [sealed])?;
+            tx.execute(
+                "INSERT INTO layers (id, parent, base, depth, state, engine, created_ms)
+                 SELECT ?2, id, base, depth + 1, 'open', engine, created_ms FROM layers WHERE id = ?1",
+                [sealed, open],
+            )?;
+            tx.execute("UPDATE branches SET layer = ?2 WHERE id = ?1", [branch.as_str(), open])?;
+            Ok(())
+        })?;
+        self.inner.live.step("recover: gone on");
         Ok(())
     }
 
@@ -160,9 +217,6 @@ impl Store {
         if !layer.copy && upper.is_dir() {
             return std::fs::create_dir(dir.join("work"));
         }
-        if dir.exists() {
-            crate::base::remove_tree(dir)?;
-        }
         let base: Option<String> = {
             let conn = self.inner.db.read();
             let sql = "SELECT bases.layer FROM branches JOIN bases ON bases.id = branches.base
@@ -171,7 +225,13 @@ impl Store {
         };
         let base = base.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
         let base: LayerId = base.parse().map_err(io::Error::other)?;
-        engine.create(dir, &self.inner.layout.base(&base))
+        // Beside its place first: a part of a copy must not be taken for the whole by the next start.
+        let draft = self.inner.layout.tmp().join(format!("remade-{branch}"));
+        engine.create(&draft, &self.inner.layout.base(&base))?;
+        self.inner.live.step("recover: drafted");
+        self.discard(dir, branch.as_str());
+        self.inner.live.step("recover: discarded");
+        std::fs::rename(draft, dir)
     }
 
     /// Removes directories that no row names.
@@ -179,7 +239,7 @@ impl Store {
         let branches: HashSet<&str> =
             layers.iter().filter_map(|layer| layer.branch.as_ref()).map(BranchId::as_str).collect();
         let sealed: HashSet<&str> =
-            layers.iter().filter(|layer| !layer.open && !layer.copy).map(|layer| layer.id.as_str()).collect();
+            layers.iter().filter(|layer| layer.is_dir(self)).map(|layer| layer.id.as_str()).collect();
         let layout = &self.inner.layout;
         let none = HashSet::new();
         for (dir, known) in
@@ -196,6 +256,7 @@ impl Store {
                 if !known.contains(name.as_str()) {
                     let aside = layout.tmp().join(format!("swept-{name}"));
                     std::fs::rename(entry.path(), &aside).map_err(io_error)?;
+                    self.inner.live.step("recover: aside");
                     self.inner.live.remove_later(aside);
                     report.removed += 1;
                 }
@@ -216,6 +277,7 @@ impl Store {
                        (SELECT layer FROM branches WHERE dropped_ms IS NULL)";
         for layer in ids(dropped)? {
             self.forget_entries(&layer)?;
+            self.inner.live.step("recover: forgotten");
         }
         let unused = "SELECT id FROM layers WHERE state = 'sealed' AND engine != 'base' AND NOT EXISTS
                       (SELECT 1 FROM layers AS above WHERE above.parent = layers.id)";
@@ -296,6 +358,14 @@ fn layer_rows(conn: &Connection) -> Result<Vec<LayerRow>, DbError> {
         })
     })?;
     rows.collect()
+}
+
+/// Whether nothing is in a directory, or there is none.
+fn is_empty(dir: &Path) -> io::Result<bool> {
+    match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        entries => Ok(entries?.next().is_none()),
+    }
 }
 
 /// The kernel's id of this boot; empty where it can't be read.

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use proto::ids::{BranchId, LayerId};
 use proto::path::TreePath;
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::audit::{Actor, NewRow, append};
 use crate::beneath::{self, BeneathError, FileKind, Staged, fail};
@@ -71,8 +71,9 @@ impl Store {
         let lowers = self.lower_dirs(&chain[1..]);
         let layout = &self.inner.layout;
         let work = layout.tmp().join(format!("work-{}", layer.id));
+        let gone_on = self.has_gone_on(layer);
         let mounted = match &layer.branch {
-            Some(branch) if layer.open => {
+            Some(branch) if layer.open && !gone_on => {
                 let engine = self.engine(if layer.copy { "copy" } else { "overlay" });
                 engine.mount(&layout.branch(branch), &lowers)?
             }
@@ -92,7 +93,10 @@ impl Store {
             entries::of_layer(&conn, &layer.id, None)?
         };
         let branch = layer.branch.as_ref().filter(|_| layer.open);
-        let dir = branch.map_or_else(|| layout.layer(&layer.id), |branch| layer_dir(&layout.branch(branch)));
+        let dir = match branch {
+            Some(branch) if !gone_on => layer_dir(&layout.branch(branch)),
+            Some(_) | None => layout.layer(&layer.id),
+        };
         let unknown = self.unknown(&conn, &dir, layer, &own, &chain)?;
         let mut repair = Repair { store: self, conn: &conn, branch, chain, root: mounted.fd(), report };
         repair.all(&own)?;
@@ -100,6 +104,7 @@ impl Store {
             repair.unknown(path, *kind)?;
         }
         drop(mounted);
+        self.inner.live.step("repair: layer");
         if work.exists() {
             crate::base::remove_tree(&work)?;
         }
@@ -206,6 +211,7 @@ impl Repair<'_> {
         };
         if back {
             beneath::remove(self.root, path)?;
+            self.step("repair: gone");
             self.report.restored += 1;
         }
         Ok(back)
@@ -235,8 +241,14 @@ impl Repair<'_> {
             Some(_) => self.keep_and_remove(path)?,
             None => {}
         }
-        beneath::make_dirs(self.root, path, self.store.inner.options.owner)?;
-        beneath::chmod(self.root, path, entry.mode)?;
+        // With its mode at once: what is there the next start takes for what was written.
+        let owner = self.store.inner.options.owner;
+        self.make_parent(path)?;
+        let mut staged = Staged::dir(self.root, path)?;
+        staged.look(path, entry.mode, owner)?;
+        self.step("repair: staged");
+        staged.place(path).map_err(fail("put back", path))?;
+        self.step("repair: placed");
         self.report.restored += 1;
         Ok(())
     }
@@ -273,10 +285,8 @@ impl Repair<'_> {
                 self.keep(path, entry)?;
             }
         }
+        self.make_parent(path)?;
         let owner = self.store.inner.options.owner;
-        if let Some(parent) = path.parent() {
-            beneath::make_dirs(self.root, &parent, owner)?;
-        }
         let mut staged = if entry.kind == Kind::Symlink {
             let mut target = Vec::new();
             io::Read::read_to_end(&mut content, &mut target)?;
@@ -284,10 +294,23 @@ impl Repair<'_> {
         } else {
             Staged::file(self.root, path, &mut content, entry.mode, owner)?
         };
+        self.step("repair: staged");
         staged.place(path).map_err(fail("put back", path))?;
+        self.step("repair: placed");
         staged.discard(path)?;
         self.report.restored += 1;
         Ok(())
+    }
+
+    fn make_parent(&self, path: &TreePath) -> Result<(), Failed> {
+        if let Some(parent) = path.parent() {
+            beneath::make_dirs(self.root, &parent, self.store.inner.options.owner)?;
+        }
+        Ok(())
+    }
+
+    fn step(&self, name: &'static str) {
+        self.store.inner.live.step(name);
     }
 
     /// What is there now.
@@ -316,6 +339,9 @@ impl Repair<'_> {
         }
         let inner = &*self.store.inner;
         inner.blobs.sync_all(&[hash]).map_err(io::Error::other)?;
+        if self.is_kept(branch, path, &hash)? {
+            return Ok(());
+        }
         let now_ms = inner.options.clock.now_ms();
         let actor = Actor::recovery();
         let found = Entry { class: recorded.class, ..now };
@@ -326,7 +352,20 @@ impl Repair<'_> {
         let write = |tx: &rusqlite::Transaction<'_>| -> Result<(), DbError> {
             rows.iter().try_for_each(|row| append(tx, &inner.key, now_ms, row).map(drop))
         };
-        Ok(inner.db.write(write)?)
+        inner.db.write(write)?;
+        self.step("repair: kept");
+        Ok(())
+    }
+
+    /// Whether an earlier start, which was killed before it put anything back, has recorded this already.
+    fn is_kept(&self, branch: &BranchId, path: &TreePath, found: &blake3::Hash) -> Result<bool, DbError> {
+        let sql = "SELECT actor, before FROM audit WHERE branch = ?1 AND path = ?2 ORDER BY seq DESC LIMIT 1";
+        let mut statement = self.conn.prepare_cached(sql)?;
+        let last: Option<(String, Option<[u8; 32]>)> = statement
+            .query_row(params![branch.as_str(), path.as_bytes()], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()?;
+        let same = |before: Option<[u8; 32]>| before.as_ref() == Some(found.as_bytes());
+        Ok(last.is_some_and(|(actor, before)| actor == Actor::recovery().as_str() && same(before)))
     }
 
     /// What stands where something of another kind was recorded. It can't be kept at its place; a directory's files would
@@ -337,7 +376,10 @@ impl Repair<'_> {
             name.extend_from_slice(format!(".found-{n}").as_bytes());
             let Ok(aside) = TreePath::new(name) else { break };
             match beneath::rename(self.root, path, &aside) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.step("repair: aside");
+                    return Ok(());
+                }
                 Err(rustix::io::Errno::EXIST) => {}
                 Err(errno) => return Err(io::Error::from(errno).into()),
             }
@@ -351,6 +393,7 @@ impl Repair<'_> {
         let Some(branch) = self.branch else {
             // A sealed layer was recorded whole: it is back from the dead, and nothing would ever record it.
             beneath::remove(self.root, path)?;
+            self.step("repair: unknown");
             self.report.restored += 1;
             return Ok(());
         };

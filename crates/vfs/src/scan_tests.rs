@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::*;
+use crate::entries::Class;
 use crate::world::{Branch, World, path};
 
 fn base(root: &std::path::Path) {

@@ -53,11 +53,9 @@ pub(crate) async fn run(args: BaseArgs, app: &App<'_>) -> Outcome {
             if app.output.json {
                 app.output.json(&json!({ "version": 1, "removed": reply.removed, "bytes": reply.bytes }));
             } else {
-                app.output.line(format!(
-                    "{} bases removed, {} freed",
-                    reply.removed.len(),
-                    show_bytes(reply.bytes)
-                ));
+                let (count, freed) = (reply.removed.len(), show_bytes(reply.bytes));
+                let bases = if count == 1 { "base" } else { "bases" };
+                app.output.line(format!("{count} {bases} removed, {freed} freed"));
             }
             Ok(0)
         }

@@ -14,9 +14,10 @@ use proto::ids::BaseId;
 use proto::path::JsonBytes;
 use proto::spec::absolute;
 use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::source::{SourceArgs, branch_path, find_branch, freeze};
-use super::{App, exec, file_error, usage};
+use super::{App, exec, file_error, host, usage};
 use crate::Outcome;
 use crate::environment::current_dir;
 use crate::output::clean;
@@ -322,19 +323,41 @@ async fn save(client: &Client, url: &str, file: &Path, app: &App<'_>) -> Outcome
         None => open.open(file),
     };
     let mut out = opened.map_err(failed)?;
-    let written = async {
+    let write = async {
         while let Some(bytes) = stream.next().await.map_err(ClientError::into_body)? {
             out.write_all(&bytes).map_err(failed)?;
         }
-        let Some(part) = &part else { return Ok(()) };
-        out.sync_all().and_then(|()| std::fs::rename(part, target)).map_err(failed)
+        Ok(())
     };
-    let written: Result<(), ErrorBody> = written.await;
-    if let (Err(_), Some(part)) = (&written, &part) {
+    let Some(part) = &part else {
+        write.await?;
+        return done(Ok(Value::Null), app);
+    };
+    let written: Result<(), ErrorBody> = tokio::select! {
+        written = write => written,
+        ended = told_to_end() => ended.and_then(|()| Err(exec::cancelled())),
+    };
+    let placed =
+        written.and_then(|()| out.sync_all().and_then(|()| std::fs::rename(part, target)).map_err(failed));
+    if placed.is_err() {
         let _ = std::fs::remove_file(part);
     }
-    written?;
+    placed?;
     done(Ok(Value::Null), app)
+}
+
+/// Waits for a signal that asks to end.
+async fn told_to_end() -> Result<(), ErrorBody> {
+    let on = |kind| signal(kind).map_err(|error| host(format!("signals can't be received: {error}")));
+    let mut interrupt = on(SignalKind::interrupt())?;
+    let mut terminate = on(SignalKind::terminate())?;
+    let mut hangup = on(SignalKind::hangup())?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+    Ok(())
 }
 
 /// The name that `file` has until it is complete.

@@ -148,7 +148,7 @@ async fn follow(
     }
 }
 
-fn cancelled() -> ErrorBody {
+pub(super) fn cancelled() -> ErrorBody {
     ErrorBody { code: Code::Cancelled, message: "cancelled".into(), causes: Vec::new(), hint: None }
 }
 

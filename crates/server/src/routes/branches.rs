@@ -64,7 +64,7 @@ pub(crate) async fn at(
     Input(request): Input<BranchAt>,
 ) -> Reply<BranchInfo> {
     check_name(request.name.as_deref())?;
-    let branch = branch_id(&app, branch).await?;
+    let branch = app.runner.with_store(move |store| store.find_past_branch(&branch)).await?;
     let at = move |store: &vfs::Store| {
         store.branch_at(&branch, request.seq, request.name.as_deref(), &Actor::cli(peer.uid))
     };

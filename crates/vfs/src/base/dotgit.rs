@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{FreezeError, gc, repo};
@@ -69,14 +69,16 @@ impl Mirror {
     /// The mirror of `url` (an URL, or the path of a local repository). Waits for who else fetches the same.
     pub(super) fn lock(layout: &Layout, url: &OsStr, is_url: bool) -> Result<Self, FreezeError> {
         let id = mirror_id(url);
-        let lock = || -> io::Result<File> {
-            let lock = File::options()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(layout.mirrors().join(format!("{id}.lock")))?;
+        let path = layout.mirrors().join(format!("{id}.lock"));
+        let lock = || loop {
+            let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
             lock.lock()?;
-            Ok(lock)
+            // A collection may have removed it meanwhile; a lock without a name keeps nobody out.
+            match path.symlink_metadata() {
+                Ok(there) if there.ino() == lock.metadata()?.ino() => return Ok::<_, io::Error>(lock),
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
         };
         let _lock = lock().map_err(FreezeError::Store)?;
         Ok(Self { dir: layout.mirrors().join(format!("{id}.git")), id, url: url.to_owned(), is_url, _lock })

@@ -1,6 +1,6 @@
 //! Removes what nobody needs any more: bases without branches, mirrors without bases, and what a crash left.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -134,19 +134,20 @@ impl Store {
         Ok(out)
     }
 
+    /// Removes the mirrors that no base came from, and the locks that no mirror and nobody needs.
     fn remove_mirrors(&self) -> Result<u64, GcError> {
+        let mirrors = self.inner.layout.mirrors();
+        let mut ids = BTreeSet::new();
+        for entry in std::fs::read_dir(&mirrors)? {
+            let name = entry?.file_name();
+            let id = name.to_str().and_then(|name| name.strip_suffix(".git").or(name.strip_suffix(".lock")));
+            ids.extend(id.map(str::to_owned));
+        }
         let mut bytes = 0;
-        for entry in std::fs::read_dir(self.inner.layout.mirrors())? {
-            let path = entry?.path();
-            let Some(id) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".git")) else {
-                continue;
-            };
+        for id in ids {
             // Who freezes from it holds this lock until the base has its row.
-            let lock = File::options()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(self.inner.layout.mirrors().join(format!("{id}.lock")))?;
+            let path = mirrors.join(format!("{id}.lock"));
+            let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
             if lock.try_lock().is_err() {
                 continue;
             }
@@ -161,7 +162,9 @@ impl Store {
                 )
                 .map_err(DbError::from)?;
             if !used {
-                bytes += remove(&path)?;
+                bytes += remove(&mirrors.join(format!("{id}.git")))?;
+                // Who waits for it sees that it is gone and makes another.
+                std::fs::remove_file(&path)?;
             }
         }
         Ok(bytes)

@@ -238,12 +238,8 @@ impl Store {
         let conn = self.inner.db.read();
         let sql = format!("{SELECT} ORDER BY created_ms, id");
         let mut statement = conn.prepare_cached(&sql).map_err(DbError::from)?;
-        let mut rows = statement.query([]).map_err(DbError::from)?;
-        let mut out = Vec::new();
-        while let Some(row) = rows.next().map_err(DbError::from)? {
-            out.push(info(row)?);
-        }
-        Ok(out)
+        let rows = statement.query_and_then([], info).map_err(DbError::from)?;
+        Ok(rows.collect::<Result<_, DbError>>()?)
     }
 
     /// One base.

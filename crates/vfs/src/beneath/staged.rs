@@ -82,7 +82,7 @@ impl Staged {
     }
 
     /// An empty directory beside `path`.
-    pub(super) fn dir(root: BorrowedFd<'_>, path: &TreePath) -> Result<Self, BeneathError> {
+    pub(crate) fn dir(root: BorrowedFd<'_>, path: &TreePath) -> Result<Self, BeneathError> {
         let parent = parent(root, path).map_err(fail("write", path))?;
         let name = staged_name().map_err(|source| BeneathError::Io {
             what: "write",
@@ -91,6 +91,13 @@ impl Staged {
         })?;
         rustix::fs::mkdirat(&parent, &*name, Mode::RWXU).map_err(fail("write", path))?;
         Ok(Self { parent, name, placed: false })
+    }
+
+    /// Gives the staged directory its permissions and its owner.
+    pub(crate) fn look(&self, path: &TreePath, mode: u32, owner: Owner) -> Result<(), BeneathError> {
+        let dir = self.open_dir().map_err(fail("write", path))?;
+        own(dir.as_fd(), owner).map_err(fail("write", path))?;
+        rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode)).map_err(fail("write", path))
     }
 
     /// The staged directory.

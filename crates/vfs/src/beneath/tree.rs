@@ -26,6 +26,8 @@ const TREE_DEPTH_MAX: usize = 64;
 
 /// Names that are looked at in one go where many are removed.
 const REMOVE_BATCH: usize = 10_000;
+/// How often a directory that got new files meanwhile is emptied again.
+const REMOVE_TRIES: u32 = 100;
 
 /// Removes what lies at `path`, with all that is in it.
 pub(crate) fn remove(root: BorrowedFd<'_>, path: &TreePath) -> Result<(), BeneathError> {
@@ -236,14 +238,18 @@ fn inside(
 /// directories, it needs few descriptors and no stack: what lies too deep is moved up first.
 pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
     let top = enter_closed(rustix::fs::CWD, dir)?;
-    let mut moved = 0_u64;
+    let (mut moved, mut tries) = (0_u64, 0);
     loop {
         let inside = names(top.as_fd(), REMOVE_BATCH)?;
         if inside.is_empty() {
             break;
         }
         for name in inside {
-            remove_below(top.as_fd(), &name, &mut moved)?;
+            match remove_below(top.as_fd(), &name, &mut moved) {
+                // A process of a runner that was killed just now may still be writing there.
+                Err(Errno::NOTEMPTY) if tries < REMOVE_TRIES => tries += 1,
+                done => done?,
+            }
         }
     }
     std::fs::remove_dir(dir)

@@ -1,5 +1,6 @@
 //! What both engines promise, tried as root, as a user in a user namespace, and (copies) as a plain user.
 
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,12 +14,13 @@ use testkit::process::{command, run, variable};
 use testkit::{Need, have};
 
 use super::Root;
+use super::tree::{CopyOptions, copy_tree};
 use crate::entries::{self, Kind};
 use crate::scan::Layers;
 use crate::world::shown;
 use crate::{Actor, EngineChoice, ForkBusy, Store, StoreOptions, SystemClock};
 
-const USERNS: &str = "VFS_TEST_USERNS";
+pub(crate) const USERNS: &str = "VFS_TEST_USERNS";
 
 /// Runs `body` with each engine, as each kind of user that this machine lets us be. `test` is the calling test's full name.
 pub(crate) fn on_all(test: &str, body: impl Fn(EngineChoice)) {
@@ -90,6 +92,14 @@ impl Fixture {
 
     pub(crate) fn state(&self) -> PathBuf {
         self.dir.path().join("state")
+    }
+
+    /// The same state, which nobody has opened, elsewhere.
+    pub(crate) fn copied(&self) -> Self {
+        let dir = testkit::temp_dir("engine");
+        let options = CopyOptions { attributes: true, durable: false };
+        copy_tree(&self.state(), &dir.path().join("state"), &options).unwrap();
+        Self { store: None, base: self.base.clone(), engine: self.engine, dir }
     }
 
     pub(crate) fn reopen(&mut self) {
@@ -429,4 +439,77 @@ fn branches_of_the_hands_user_belong_to_it() {
             assert_eq!(fixture.at(branch).join("").metadata().unwrap().mode() & 0o777, 0o755);
         }
     }
+}
+
+/// Holds a file mapped, shared and writable, and writes to it as it is told.
+const MAPPER: &str = r"
+import mmap, sys
+file = open(sys.argv[1], 'r+b')
+pages = mmap.mmap(file.fileno(), 0)
+print('ready', flush=True)
+for line in sys.stdin:
+    if line == 'flush\n':
+        pages.flush()
+    else:
+        pages[0:1] = line[0].encode()
+    print('done', flush=True)
+";
+
+#[test]
+fn what_is_written_through_a_mapping_is_caught_by_the_next_scan() {
+    if !have(Need::Python) {
+        return;
+    }
+    on_all("engine::tests::what_is_written_through_a_mapping_is_caught_by_the_next_scan", |engine| {
+        let fixture = Fixture::new(engine, &[("a", "a")]);
+        let branch = fixture.create().id;
+        let at = fixture.at(&branch);
+        at.write("mapped", &".".repeat(8192));
+        let outside = format!("/proc/{}/fd", std::process::id());
+        let file = at.join("mapped").to_string_lossy().replace("/proc/self/fd", &outside);
+        let mut child = testkit::process::command("python3")
+            .args(["-c", MAPPER, &file])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (mut tell, heard) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut heard = std::io::BufRead::lines(std::io::BufReader::new(heard));
+        assert_eq!(heard.next().unwrap().unwrap(), "ready");
+        let mut write = |what: &str| {
+            std::io::Write::write_all(&mut tell, format!("{what}\n").as_bytes()).unwrap();
+            assert_eq!(heard.next().unwrap().unwrap(), "done");
+        };
+        let first = |branch: &BranchId| -> u8 {
+            let found = fixture.store().scan_live(branch, &me(), None).unwrap();
+            assert!(found.unscannable.is_empty());
+            let conn = fixture.store().inner.db.reader().unwrap();
+            let layers = Layers::of(&conn, branch).unwrap().unwrap();
+            let entry = entries::lookup(&conn, &layers.chain(), &path("mapped")).unwrap().unwrap();
+            let mut text = Vec::new();
+            fixture.store().inner.blobs.open(&entry.hash.unwrap()).unwrap().read_to_end(&mut text).unwrap();
+            text[0]
+        };
+        write("A");
+        assert_eq!(first(&branch), b'A');
+        // The page is dirty already: this makes no new time.
+        write("B");
+        assert_eq!(first(&branch), b'B');
+        // After it was written out the next write makes one.
+        write("flush");
+        write("C");
+        assert_eq!(first(&branch), b'C');
+        // A fork holds what was there then; the mapping goes on into the parent, and nowhere else.
+        write("D");
+        let child_branch = fixture.fork(&branch, ForkBusy::Frozen).id;
+        write("E");
+        assert_eq!((first(&child_branch), first(&branch)), (b'D', b'E'));
+        write("F");
+        drop(tell);
+        child.wait().unwrap();
+        fixture.scan(&branch);
+        assert!(at.read("mapped").starts_with('F'));
+        fixture.check(&branch);
+        fixture.check(&child_branch);
+    });
 }

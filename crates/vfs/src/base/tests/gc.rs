@@ -60,6 +60,46 @@ fn what_no_branch_stands_on_is_removed() {
 }
 
 #[test]
+fn locks_of_mirrors_go_unless_somebody_holds_them() {
+    let f = Fixture::new();
+    let repo = GitRepo::new();
+    repo.file("a", "a").commit("one");
+    f.git(repo.path(), "HEAD").unwrap();
+    let mirrors = f.state.path().join("mirrors");
+    let locks = || {
+        let names = std::fs::read_dir(&mirrors).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+        names.retain(|name| name.ends_with(".lock"));
+        names.sort();
+        names
+    };
+    std::fs::write(mirrors.join("left.lock"), "").unwrap();
+    let held = std::fs::File::create(mirrors.join("held.lock")).unwrap();
+    held.lock().unwrap();
+    f.store.base_gc().unwrap();
+    assert_eq!(locks().len(), 2, "that of a mirror in use, and the one that is held: {:?}", locks());
+    assert!(!mirrors.join("left.lock").exists());
+    drop(held);
+    f.clock.0.fetch_add(60_000, Ordering::Relaxed);
+    f.store.base_gc().unwrap();
+    assert_eq!(locks(), [""; 0]);
+    // Who waited for a lock that was removed meanwhile holds one that keeps others out.
+    let url = repo.path().as_os_str();
+    let first = crate::base::dotgit::Mirror::lock(&f.store.inner.layout, url, false).unwrap();
+    let path = mirrors.join(&locks()[0]);
+    std::thread::scope(|scope| {
+        let waiter =
+            scope.spawn(|| crate::base::dotgit::Mirror::lock(&f.store.inner.layout, url, false).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        std::fs::remove_file(&path).unwrap();
+        drop(first);
+        let second = waiter.join().unwrap();
+        assert!(std::fs::File::open(&path).unwrap().try_lock().is_err());
+        drop(second);
+    });
+}
+
+#[test]
 fn what_a_crash_left_is_swept() {
     let f = Fixture::new();
     let repo = GitRepo::new();

@@ -1,0 +1,271 @@
+//! Records what a scan found: classes, content, entries and audit rows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+
+use proto::path::TreePath;
+use proto::verify::{Change as ChangedPath, ChangeStatus, ChangedFiles};
+
+use super::{
+    After, Change, Changes, MAPPED_NS_MAX, PATHS_MAX, Scan, ScanError, ScanReport, Scope, THROUGH, Writers,
+};
+use crate::audit::{Actor, Appender, NewRow};
+use crate::db::DbError;
+use crate::entries::{self, Class, Entry, Kind, StatId};
+use crate::hashing::{self, Captured, Job, KEPT_BYTES_MAX};
+use crate::rules::{Rules, is_rules};
+use crate::walk::NOTES_MAX;
+
+impl Scan<'_> {
+    pub(super) fn record(
+        &self,
+        mut changes: Changes,
+        actor: &Actor,
+        detail: Option<&str>,
+        writers: Writers,
+    ) -> Result<ScanReport, ScanError> {
+        let mut rules = Rules::new(self);
+        let asked = |path: &TreePath| match self.scope {
+            Scope::All => true,
+            Scope::Below(tops) => tops.iter().any(|top| path.starts_with(top)),
+            Scope::Rules => false,
+        };
+        let others: BTreeSet<TreePath> = changes.keys().filter(|path| !asked(path)).cloned().collect();
+        if self.scope == Scope::Rules || changes.keys().any(|path| is_rules(path) && asked(path)) {
+            self.reclassify(&mut changes, &mut rules)?;
+        }
+        changes.retain(|path, _| !others.contains(path));
+        let mut classes = BTreeMap::new();
+        for (path, change) in &changes {
+            classes.insert(path, self.class(&mut rules, path, change)?);
+        }
+        let jobs = self.jobs(&changes, &classes)?;
+        let clock_ns = hashing::file_clock_ns();
+        let blob_error = |source| ScanError::Blob { branch: self.branch.clone(), source };
+        let read = hashing::read_all(self.dir, &self.store.inner.blobs, &jobs).map_err(blob_error)?;
+        let mut unscannable = self.walk.notes.clone();
+        unscannable.extend(read.iter().flatten().filter_map(|read| read.note.clone()));
+        unscannable.truncate(NOTES_MAX);
+        let mut read: BTreeMap<TreePath, Captured> =
+            jobs.into_iter().zip(read).filter_map(|(job, read)| read.map(|read| (job.path, read))).collect();
+        if writers == Writers::MayLive {
+            for read in read.values_mut().filter(|read| read.stat.ctime_ns > clock_ns - MAPPED_NS_MAX) {
+                read.stat = StatId::default();
+            }
+        }
+        let kept: Vec<_> = read.values().filter(|read| read.kept).filter_map(|read| read.hash).collect();
+        hashing::pool().install(|| self.store.inner.blobs.sync_all(&kept)).map_err(blob_error)?;
+        let settled: Vec<Settled> = changes
+            .iter()
+            .filter_map(|(path, change)| settle(path, change, classes[path], read.get(path)))
+            .collect();
+        self.store.inner.live.step("scan: stored");
+        let seqs = self.commit(&settled, actor, detail)?;
+        self.store.inner.live.step("scan: recorded");
+        let changed = report(&settled);
+        let (first_seq, last_seq) = seqs.unzip();
+        Ok(ScanReport { changed, first_seq, last_seq, unscannable })
+    }
+
+    fn class(&self, rules: &mut Rules<'_>, path: &TreePath, change: &Change) -> Result<Class, DbError> {
+        let is_dir = match (&change.after, &change.before) {
+            (After::Whiteout | After::Lower(None), Some(before)) => return Ok(before.class),
+            (After::Lower(Some(entry)) | After::Class(entry), _) => return Ok(entry.class),
+            (After::Is(entry), _) => entry.kind == Kind::Dir,
+            (After::Whiteout | After::Lower(None) | After::Read, _) => false,
+        };
+        self.class_of(rules, path, is_dir)
+    }
+
+    fn class_of(&self, rules: &mut Rules<'_>, path: &TreePath, is_dir: bool) -> Result<Class, DbError> {
+        let base = match &self.lower {
+            Some(lower) if !lower.contains_key(path) => None,
+            None if !self.has_dir(&self.base_dirs, path, std::slice::from_ref(self.layers.base()))? => None,
+            Some(_) | None => entries::get(self.conn, self.layers.base(), path)?,
+        };
+        Ok(rules.class(path, is_dir, base.map(|entry| entry.class)))
+    }
+
+    /// Patterns changed: whatever the base does not have may have another class now.
+    fn reclassify(&self, changes: &mut Changes, rules: &mut Rules<'_>) -> Result<(), DbError> {
+        let mut known = self.own.clone();
+        let sealed = self.layers.lower.len().saturating_sub(1);
+        for layer in &self.layers.lower[..sealed] {
+            for (path, entry) in entries::of_layer(self.conn, layer, None)? {
+                known.entry(path).or_insert(entry);
+            }
+        }
+        for (path, entry) in known {
+            if entry.kind == Kind::Whiteout || changes.contains_key(&path) {
+                continue;
+            }
+            let class = self.class_of(rules, &path, entry.kind == Kind::Dir)?;
+            if class != entry.class {
+                let stat = if self.walk.get(&path).is_some() { entry.stat } else { THROUGH };
+                let after = After::Class(Entry { class, stat, ..entry.clone() });
+                changes.insert(path, Change { before: Some(entry), after });
+            }
+        }
+        Ok(())
+    }
+
+    fn jobs(&self, changes: &Changes, classes: &BTreeMap<&TreePath, Class>) -> Result<Vec<Job>, ScanError> {
+        let mut jobs = Vec::new();
+        for (path, change) in changes {
+            let keep = classes[path] != Class::Ignored;
+            let mut job = Job { path: path.clone(), root: None, keep, kept: None };
+            match &change.after {
+                After::Read => {
+                    let before = change.before.as_ref().filter(|before| before.kept);
+                    job.kept = before.and_then(|before| before.hash);
+                }
+                After::Class(entry) if keep && !entry.kept && reads(entry) => {
+                    if self.walk.get(path).is_none() {
+                        let Some(root) = self.sealed_dir(path)? else { continue };
+                        job.root = Some(root.into());
+                    }
+                }
+                After::Class(_) | After::Is(_) | After::Whiteout | After::Lower(_) => continue,
+            }
+            jobs.push(job);
+        }
+        Ok(jobs)
+    }
+
+    /// The directory of the sealed layer that holds the file at `path`.
+    fn sealed_dir(&self, path: &TreePath) -> Result<Option<File>, DbError> {
+        for layer in &self.layers.lower {
+            if entries::get(self.conn, layer, path)?.is_some() {
+                return Ok(File::open(self.store.inner.layout.layer(layer)).ok());
+            }
+        }
+        Ok(None)
+    }
+
+    fn commit(
+        &self,
+        settled: &[Settled<'_>],
+        actor: &Actor,
+        detail: Option<&str>,
+    ) -> Result<Option<(u64, u64)>, DbError> {
+        if settled.is_empty() && detail.is_none() {
+            return Ok(None);
+        }
+        let time_ms = self.store.inner.options.clock.now_ms();
+        self.store.inner.db.write(|tx| {
+            let mut rows = Appender::begin(tx, &self.store.inner.key, time_ms)?;
+            if detail.is_some() {
+                rows.push(&NewRow::event(self.branch, actor, "exec", detail))?;
+            }
+            for one in settled {
+                match &one.stored {
+                    Some(entry) => entries::put(tx, &self.layers.open, one.path, entry)?,
+                    None => entries::forget(tx, &self.layers.open, one.path)?,
+                }
+                if let Some(op) = one.op {
+                    let before = one.before.as_ref();
+                    rows.push(&NewRow::change(self.branch, actor, op, one.path, before, &one.now))?;
+                }
+            }
+            rows.finish()
+        })
+    }
+}
+
+/// A change as it is recorded.
+struct Settled<'a> {
+    path: &'a TreePath,
+    before: Option<Entry>,
+    /// What is there now, a whiteout for nothing.
+    now: Entry,
+    /// What the open layer says from now on.
+    stored: Option<Entry>,
+    /// The audit row's word; none if only the identity is new.
+    op: Option<&'static str>,
+}
+
+/// Puts together what is known of a change; `None` if the file is gone again.
+fn settle<'a>(
+    path: &'a TreePath,
+    change: &Change,
+    class: Class,
+    read: Option<&Captured>,
+) -> Option<Settled<'a>> {
+    let before = change.before.clone();
+    let (now, stored) = match &change.after {
+        After::Whiteout => {
+            let whiteout = Entry::whiteout(class);
+            (whiteout.clone(), Some(whiteout))
+        }
+        After::Lower(shown) => (shown.clone().unwrap_or_else(|| Entry::whiteout(class)), None),
+        After::Is(entry) => {
+            let entry = Entry { class, ..entry.clone() };
+            (entry.clone(), Some(entry))
+        }
+        After::Class(entry) => {
+            let kept = entry.kept || read.is_some_and(|read| read.kept && read.hash == entry.hash);
+            let entry = Entry { kept, ..entry.clone() };
+            (entry.clone(), Some(entry))
+        }
+        After::Read => {
+            let read = read?;
+            let Captured { kind, mode, size, hash, kept, stat, .. } = *read;
+            let entry = Entry { kind, class, mode, size, hash, kept, stat };
+            (entry.clone(), Some(entry))
+        }
+    };
+    let op = op(before.as_ref(), &now);
+    Some(Settled { path, before, now, stored, op })
+}
+
+/// The audit row's word for a change; `None` if there is none.
+pub(crate) fn op(before: Option<&Entry>, now: &Entry) -> Option<&'static str> {
+    let Some(before) = before else {
+        return (now.kind != Kind::Whiteout).then_some("add");
+    };
+    if now.kind == Kind::Whiteout {
+        Some("delete")
+    } else if before.kind != now.kind {
+        Some("type")
+    } else if before.hash != now.hash || before.size != now.size {
+        Some("modify")
+    } else if before.mode != now.mode {
+        Some("mode")
+    } else if before.class != now.class {
+        Some("class")
+    } else {
+        None
+    }
+}
+
+fn reads(entry: &Entry) -> bool {
+    matches!(entry.kind, Kind::File | Kind::Symlink) && entry.size <= KEPT_BYTES_MAX
+}
+
+/// The files of the report: directories show only through what they hold.
+fn report(settled: &[Settled<'_>]) -> ChangedFiles {
+    let mut out = ChangedFiles::default();
+    let in_tree = |entry: &&Entry| entry.class == Class::Tree && is_file(entry);
+    for one in settled.iter().filter(|one| one.op.is_some()) {
+        let before = one.before.as_ref();
+        let status = match (before.filter(in_tree), Some(&one.now).filter(in_tree)) {
+            (None, Some(_)) => ChangeStatus::Added,
+            (Some(_), None) => ChangeStatus::Deleted,
+            (Some(before), Some(now)) if before.kind != now.kind => ChangeStatus::TypeChanged,
+            (Some(_), Some(_)) => ChangeStatus::Modified,
+            (None, None) => {
+                out.other_total += u64::from(before.is_some_and(is_file) || is_file(&one.now));
+                continue;
+            }
+        };
+        out.tree_total += 1;
+        if out.paths.len() < PATHS_MAX {
+            out.paths.push(ChangedPath { status, path: one.path.clone() });
+        }
+    }
+    out
+}
+
+fn is_file(entry: &Entry) -> bool {
+    matches!(entry.kind, Kind::File | Kind::Symlink)
+}
