@@ -146,6 +146,11 @@ fn a_branch_in_use_is_forked_and_not_dropped() {
     if forked.status == 0 {
         let count = tendon.text(&["branch", "read", "live", "count"]);
         assert!(count.parse::<u32>().is_ok(), "{count}");
+        // What was written before the fork is the command's work, in both branches.
+        let sql = "select distinct actor from audit where cast(path as text) in ('flag', 'count')";
+        let writers = tendon.json(0, &["audit", "sql", sql])["rows"].clone();
+        let writers: Vec<&str> = writers.as_array().unwrap().iter().map(|r| r[0].as_str().unwrap()).collect();
+        assert!(matches!(writers[..], [writer] if writer.starts_with("exec:ex-")), "{writers:?}");
     } else {
         forked.expect(3).says("freeze");
     }

@@ -114,7 +114,7 @@ async fn run(
     let grant = runner.grant(&request.limits).map_err(below)?;
     let (grant_wall_ms, disk_bytes_max) = (grant.numbers.wall_ms_max, grant.numbers.disk_bytes_max);
     let confined = grant.limits.clone();
-    let lease = runner.inner.warm.lease(runner, &branch, grant).await.map_err(below)?;
+    let lease = runner.inner.warm.lease(runner, &branch, grant, &actor).await.map_err(below)?;
     let measured = branch.clone();
     let size = runner.with_store(move |store| store.branch_disk_bytes(&measured)).await.map_err(below)?;
     let detail =
@@ -147,7 +147,7 @@ async fn run(
     };
     let ended = meter::run(call, &mut outlet).await;
     if ended.lingering {
-        lease.lingering(&actor);
+        lease.lingering();
     }
     let scanned = branch.clone();
     let writers = lease.writers();

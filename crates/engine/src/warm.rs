@@ -78,7 +78,8 @@ pub(crate) struct WarmHands {
 struct Warm {
     hand: Hand,
     limits: Vec<LimitInForce>,
-    running: usize,
+    /// The execs that run, oldest first.
+    running: Vec<Actor>,
     used: Instant,
     /// Whose background processes may still write.
     lingering: Option<Actor>,
@@ -90,14 +91,15 @@ struct Warm {
 pub(crate) struct Lease {
     runner: Runner,
     branch: BranchId,
+    actor: Actor,
     pub(crate) hand: Hand,
 }
 
 impl Lease {
     /// Notes that the exec left processes behind.
-    pub(crate) fn lingering(&self, actor: &Actor) {
+    pub(crate) fn lingering(&self) {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
-            warm.lingering = Some(actor.clone());
+            warm.lingering = Some(self.actor.clone());
         }
     }
 
@@ -105,7 +107,7 @@ impl Lease {
     pub(crate) fn writers(&self) -> Writers {
         let slots = self.runner.inner.warm.slots();
         match slots.get(&self.branch) {
-            Some(warm) if warm.running > 1 || warm.lingering.is_some() => Writers::MayLive,
+            Some(warm) if warm.running.len() > 1 || warm.lingering.is_some() => Writers::MayLive,
             Some(_) | None => Writers::Gone,
         }
     }
@@ -114,7 +116,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
-            warm.running = warm.running.saturating_sub(1);
+            warm.running.retain(|actor| *actor != self.actor);
             warm.used = Instant::now();
         }
     }
@@ -132,7 +134,7 @@ impl WarmHands {
 
     /// Execs that run now.
     pub(crate) fn running(&self) -> usize {
-        self.slots().values().map(|warm| warm.running).sum()
+        self.slots().values().map(|warm| warm.running.len()).sum()
     }
 
     /// Hands whose background processes may still be at work.
@@ -140,9 +142,11 @@ impl WarmHands {
         self.slots().values().filter(|warm| warm.lingering.is_some()).count()
     }
 
-    /// The branch's hand, if something runs in it.
-    pub(crate) fn running_hand(&self, branch: &BranchId) -> Option<Hand> {
-        self.slots().get(branch).filter(|warm| warm.running > 0).map(|warm| warm.hand.clone())
+    /// The branch's hand, if something runs in it, and the exec that has run longest.
+    pub(crate) fn running_hand(&self, branch: &BranchId) -> Option<(Hand, Actor)> {
+        let slots = self.slots();
+        let warm = slots.get(branch)?;
+        Some((warm.hand.clone(), warm.running.first()?.clone()))
     }
 
     /// Waits until nothing else starts, ends, forks or drops on the branch.
@@ -161,9 +165,10 @@ impl WarmHands {
         runner: &Runner,
         branch: &BranchId,
         grant: Grant,
+        actor: &Actor,
     ) -> Result<Lease, LeaseError> {
         let _turn = self.turn(branch).await;
-        if let Some(lease) = self.join(runner, branch, &grant.limits) {
+        if let Some(lease) = self.join(runner, branch, &grant.limits, actor) {
             return Ok(lease);
         }
         self.end(runner, branch).await.map_err(LeaseError::Limits)?;
@@ -177,23 +182,30 @@ impl WarmHands {
         let warm = Warm {
             hand: hand.clone(),
             limits,
-            running: 1,
+            running: vec![actor.clone()],
             used: Instant::now(),
             lingering: None,
             _root: root,
         };
         self.slots().insert(branch.clone(), warm);
-        Ok(Lease { runner: runner.clone(), branch: branch.clone(), hand })
+        Ok(Lease { runner: runner.clone(), branch: branch.clone(), actor: actor.clone(), hand })
     }
 
-    fn join(&self, runner: &Runner, branch: &BranchId, limits: &[LimitInForce]) -> Option<Lease> {
+    fn join(
+        &self,
+        runner: &Runner,
+        branch: &BranchId,
+        limits: &[LimitInForce],
+        actor: &Actor,
+    ) -> Option<Lease> {
         let mut slots = self.slots();
         let warm = slots.get_mut(branch)?;
         if warm.hand.lost().is_some() || !same_hand(&warm.limits, limits) {
             return None;
         }
-        warm.running += 1;
-        Some(Lease { runner: runner.clone(), branch: branch.clone(), hand: warm.hand.clone() })
+        warm.running.push(actor.clone());
+        let (runner, branch, actor) = (runner.clone(), branch.clone(), actor.clone());
+        Some(Lease { runner, branch, actor, hand: warm.hand.clone() })
     }
 
     /// Ends the branch's hand, if it is idle. The caller holds the branch's turn.
@@ -202,7 +214,7 @@ impl WarmHands {
             let mut slots = self.slots();
             match slots.get(branch) {
                 None => return Ok(()),
-                Some(warm) if warm.running > 0 && warm.hand.lost().is_none() => {
+                Some(warm) if !warm.running.is_empty() && warm.hand.lost().is_none() => {
                     return Err(BusyError { branch: branch.clone() });
                 }
                 Some(_) => slots.remove(branch),
@@ -229,7 +241,8 @@ impl WarmHands {
             if slots.len() < self.hands_max {
                 return;
             }
-            let idle = slots.iter().filter(|(_, warm)| warm.running == 0).min_by_key(|(_, warm)| warm.used);
+            let idle =
+                slots.iter().filter(|(_, warm)| warm.running.is_empty()).min_by_key(|(_, warm)| warm.used);
             let oldest = idle.map(|(branch, _)| branch.clone());
             oldest.and_then(|branch| slots.remove(&branch).map(|warm| (branch, warm)))
         };
@@ -294,8 +307,9 @@ pub(crate) async fn keep(runner: Runner) {
         }
         let idle: Vec<BranchId> = {
             let slots = warm.slots();
-            let idle =
-                slots.iter().filter(|(_, held)| held.running == 0 && held.used.elapsed() > warm.idle_max);
+            let idle = slots
+                .iter()
+                .filter(|(_, held)| held.running.is_empty() && held.used.elapsed() > warm.idle_max);
             idle.map(|(branch, _)| branch.clone()).collect()
         };
         for branch in idle {
