@@ -159,6 +159,28 @@ fn a_branch_in_use_is_forked_and_not_dropped() {
 }
 
 #[test]
+fn a_long_chain_is_flattened_while_the_runner_is_up() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let mut last = "fix".to_owned();
+    for n in 0..18 {
+        tendon.run_with(&["branch", "write", &last, &format!("n{n}")], format!("{n}").as_bytes()).expect(0);
+        let next = format!("fork-{n}");
+        tendon.text(&["branch", "fork", &last, "--name", &next]);
+        last = next;
+    }
+    testkit::wait_until("the chain is shallow", std::time::Duration::from_secs(60), || {
+        let depth = tendon.json(0, &["branch", "show", &last])["branch"]["depth"].as_u64().unwrap();
+        depth < 16
+    });
+    for n in 0..18 {
+        assert_eq!(tendon.text(&["branch", "read", &last, &format!("n{n}")]), n.to_string());
+    }
+}
+
+#[test]
 fn the_audit_answers_questions_and_takes_no_orders() {
     if !can_run() {
         return;
