@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Ran, Tendon, can_run};
 use testkit::GitRepo;
 
@@ -138,7 +140,7 @@ fn a_branch_in_use_is_forked_and_not_dropped() {
     let (tendon, _repo) = with_branch();
     let script = "echo started > flag; n=0; while true; do n=$((n+1)); echo $n > count; sleep 0.05; done";
     let mut child = tendon.start(&["branch", "exec", "fix", "--", "sh", "-c", script]);
-    testkit::wait_until("the command writes", std::time::Duration::from_secs(60), || {
+    testkit::wait_until("the command writes", Duration::from_secs(60), || {
         tendon.run(&["branch", "read", "fix", "count"]).status == 0
     });
     tendon.run(&["branch", "drop", "fix"]).expect(2).says("something runs on branch");
@@ -159,6 +161,22 @@ fn a_branch_in_use_is_forked_and_not_dropped() {
 }
 
 #[test]
+fn what_background_processes_write_is_captured_until_the_last_has_ended() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let script = "(sleep 3; echo late > late) > /dev/null 2>&1 &";
+    tendon.text(&["branch", "exec", "fix", "--", "sh", "-c", script]);
+    let lingering = || tendon.json(0, &["runner", "status"])["runner"]["lingering"].as_u64().unwrap();
+    assert_eq!(lingering(), 1);
+    testkit::wait_until("nothing is looked for any more", Duration::from_secs(60), || lingering() == 0);
+    let sql = "select actor from audit where cast(path as text) = 'late'";
+    let rows = tendon.json(0, &["audit", "sql", sql])["rows"].clone();
+    assert!(rows[0][0].as_str().unwrap().starts_with("exec:ex-"), "{rows}");
+}
+
+#[test]
 fn a_long_chain_is_flattened_while_the_runner_is_up() {
     if !can_run() {
         return;
@@ -171,7 +189,7 @@ fn a_long_chain_is_flattened_while_the_runner_is_up() {
         tendon.text(&["branch", "fork", &last, "--name", &next]);
         last = next;
     }
-    testkit::wait_until("the chain is shallow", std::time::Duration::from_secs(60), || {
+    testkit::wait_until("the chain is shallow", Duration::from_secs(60), || {
         let depth = tendon.json(0, &["branch", "show", &last])["branch"]["depth"].as_u64().unwrap();
         depth < 16
     });

@@ -149,6 +149,29 @@ impl WarmHands {
         Some((warm.hand.clone(), warm.running.first()?.clone()))
     }
 
+    /// Whether no process can write to the branch any more. The caller holds the branch's turn.
+    async fn stands_still(&self, branch: &BranchId) -> bool {
+        let hand = match self.slots().get(branch) {
+            Some(warm) if warm.running.is_empty() => warm.hand.clone(),
+            Some(_) | None => return false,
+        };
+        match hand.link().ping().await {
+            Ok(status) => status.execs.is_empty() && status.lingering == 0,
+            Err(_) if hand.lost().is_some() => {
+                // Of no use any more: whatever still runs in it ends now.
+                hand.stop().await;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn forget_background(&self, branch: &BranchId) {
+        if let Some(warm) = self.slots().get_mut(branch) {
+            warm.lingering = None;
+        }
+    }
+
     /// Waits until nothing else starts, ends, forks or drops on the branch.
     pub(crate) async fn turn(&self, branch: &BranchId) -> OwnedMutexGuard<()> {
         let turn = {
@@ -270,14 +293,34 @@ async fn stop(runner: &Runner, branch: &BranchId, warm: Warm) {
     }
 }
 
-async fn capture(runner: &Runner, branch: &BranchId, actor: &Actor, writers: Writers) {
+/// Captures what background processes wrote; when none is left any more, for the last time.
+async fn capture_background(runner: &Runner, branch: &BranchId, actor: &Actor) {
+    let warm = &runner.inner.warm;
+    // Nothing can start on the branch meanwhile, so that what looks like the last time is.
+    let turn = warm.turn(branch).await;
+    if warm.stands_still(branch).await {
+        if capture(runner, branch, actor, Writers::Gone).await {
+            warm.forget_background(branch);
+        }
+        return;
+    }
+    drop(turn);
+    capture(runner, branch, actor, Writers::MayLive).await;
+}
+
+/// Returns whether that could be done.
+async fn capture(runner: &Runner, branch: &BranchId, actor: &Actor, writers: Writers) -> bool {
     let (id, actor) = (branch.clone(), actor.clone());
     let scan = runner.with_store(move |store| match writers {
         Writers::MayLive => store.scan_live(&id, &actor, None),
         Writers::Gone => store.scan(&id, &actor, None),
     });
-    if let Err(error) = scan.await {
-        tracing::error!(%branch, error = chain(&error), "background changes can't be captured");
+    match scan.await {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::error!(%branch, error = chain(&error), "background changes can't be captured");
+            false
+        }
     }
 }
 
@@ -303,7 +346,7 @@ pub(crate) async fn keep(runner: Runner) {
                 .collect()
         };
         for (branch, actor) in lingering {
-            capture(&runner, &branch, &actor, Writers::MayLive).await;
+            capture_background(&runner, &branch, &actor).await;
         }
         let idle: Vec<BranchId> = {
             let slots = warm.slots();

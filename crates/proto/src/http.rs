@@ -36,6 +36,9 @@ pub struct RunnerInfo {
     pub clients: u32,
     /// Verifies and execs that run now.
     pub running: u32,
+    /// Hands in which background processes of an exec may still be at work.
+    #[serde(default)]
+    pub lingering: u32,
     /// Milliseconds since it started.
     pub uptime_ms: u64,
 }
