@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Ran, Tendon, can_run};
-use testkit::GitRepo;
+use testkit::{GitRepo, Need, have_all};
 
 fn with_branch() -> (Tendon, GitRepo) {
     let (tendon, repo) = (Tendon::new(), GitRepo::new());
@@ -174,6 +174,32 @@ fn what_background_processes_write_is_captured_until_the_last_has_ended() {
     let sql = "select actor from audit where cast(path as text) = 'late'";
     let rows = tendon.json(0, &["audit", "sql", sql])["rows"].clone();
     assert!(rows[0][0].as_str().unwrap().starts_with("exec:ex-"), "{rows}");
+}
+
+#[test]
+fn daemons_that_fill_the_process_limit_do_not_keep_the_next_command_from_starting() {
+    if !can_run() || !have_all(&[Need::Cgroup]) {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let exec = |script: &str, stdin: &[u8]| {
+        tendon.run_with(&["branch", "exec", "fix", "--pids", "24", "--", "sh", "-c", script], stdin)
+    };
+    let fill = "while true; do sleep 1000 > /dev/null 2>&1 < /dev/null & done";
+    exec(fill, b"").expect(2);
+    let ran = exec("cat", b"its input");
+    ran.expect(0).says("filled the process limit and were ended");
+    assert_eq!(ran.stdout, "its input");
+    // Another command that runs there is left alone.
+    let args = ["branch", "exec", "fix", "--pids", "24", "--", "sh", "-c", "echo up > up; read line"];
+    let mut child = tendon.start(&args);
+    testkit::wait_until("the command runs", Duration::from_secs(60), || {
+        tendon.run(&["branch", "read", "fix", "up"]).status == 0
+    });
+    exec(fill, b"").expect(2);
+    exec("true", b"").expect(2).says("process limit is reached");
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"go\n").unwrap();
+    Ran::new(child.wait_with_output().unwrap(), &args).expect(0);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use common::{Ran, Tendon, can_run, signal};
 use serde_json::Value;
-use testkit::GitRepo;
+use testkit::{GitRepo, Need, have_all};
 
 fn project() -> GitRepo {
     let repo = GitRepo::new();
@@ -224,6 +224,20 @@ fn a_command_that_runs_too_long_is_killed_with_all_it_started() {
     assert_eq!(outcomes(&report), ["timed_out"]);
     let left = testkit::process::command("pgrep").args(["-f", "sleep 4321"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+}
+
+#[test]
+fn what_a_setup_left_is_ended_when_no_check_can_start() {
+    if !can_run() || !have_all(&[Need::Cgroup]) {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let fill = "trap 'exit 0' EXIT; while true; do sleep 1000 > /dev/null 2>&1 < /dev/null & done";
+    let fill = format!("sh -c \"{fill}\"");
+    let args = ["verify", "--repo", path(&repo), "--pids", "24", "--setup", &fill, "--check", "echo hi"];
+    let report = tendon.json(0, &args);
+    assert_eq!(outcomes(&report), ["exited 0", "exited 0"]);
+    assert!(report["warnings"][0].as_str().unwrap().contains("were ended"), "{}", report["warnings"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use vfs::{Actor, Writers};
 use crate::below::Below;
 use crate::id;
 use crate::limits::{CONTROLS_MAX, EVENTS_MAX, RUNNING_MAX};
-use crate::meter::{self, Call, Outlet};
+use crate::meter::{self, Call, LEFTOVERS_ENDED, Outlet};
 use crate::runner::Runner;
 
 /// Why a command on a branch could not be run. What it did wrong is in the report instead.
@@ -138,6 +138,7 @@ async fn run(
         runner,
         branch: &branch,
         hand: &lease.hand,
+        lease: Some(&lease),
         exec: &exec,
         spec,
         cancel: &cancel,
@@ -168,6 +169,7 @@ async fn run(
         changed: scan.changed,
         audit: scan.first_seq.zip(scan.last_seq),
         lingering: ended.lingering,
+        warnings: ended.leftovers_ended.then(|| LEFTOVERS_ENDED.to_owned()).into_iter().collect(),
         confinement,
     })
 }

@@ -21,7 +21,7 @@ use crate::below::Below;
 use crate::id;
 use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
-use crate::meter::{self, Call, Ended, Outlet};
+use crate::meter::{self, Call, Ended, LEFTOVERS_ENDED, Outlet};
 use crate::record::Changes;
 use crate::runner::Runner;
 
@@ -168,6 +168,7 @@ struct Ran {
     audit: Option<(u64, u64)>,
     /// Background processes of a command may be at work.
     lingering: bool,
+    warnings: Vec<String>,
     confinement: Option<proto::verify::Confinement>,
 }
 
@@ -204,7 +205,7 @@ impl Run<'_> {
             changed: ran.changes.total(),
             commands: ran.commands,
             confinement: ran.confinement,
-            warnings: ground.base.warnings,
+            warnings: ground.base.warnings.into_iter().chain(ran.warnings).collect(),
             started_ms,
             wall_ms,
             audit: ran.audit,
@@ -317,6 +318,7 @@ impl Run<'_> {
             runner: self.runner,
             branch,
             hand,
+            lease: None,
             exec: &exec,
             spec,
             cancel: &self.cancel,
@@ -327,6 +329,9 @@ impl Run<'_> {
         let ended = meter::run(call, &mut outlet).await;
         // What an earlier command left behind may write as well.
         ran.lingering |= ended.lingering;
+        if ended.leftovers_ended {
+            ran.warnings.push(format!("before `{}`: {LEFTOVERS_ENDED}", join_command(argv)));
+        }
         let changed = self.scan(branch, &Actor::exec(&exec), Some(join_command(argv)), ran).await?;
         Ok(report(phase, argv, exec, ended, outlet, changed))
     }

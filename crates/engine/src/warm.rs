@@ -16,7 +16,7 @@ use vfs::{Actor, Root, Writers};
 use crate::below::Below;
 use crate::config::RunnerConfig;
 use crate::limits::{CAPTURE_EVERY, MOUNT_IDLE_MAX};
-use crate::meter::chain;
+use crate::meter::{chain, ended_leftovers};
 use crate::runner::Runner;
 
 /// Something runs on the branch.
@@ -101,6 +101,26 @@ impl Lease {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
             warm.lingering = Some(self.actor.clone());
         }
+    }
+
+    /// Ends what earlier execs left running in the hand, and captures what that wrote last; `false` if there is nothing, or
+    /// if another exec runs there.
+    pub(crate) async fn end_leftovers(&self) -> bool {
+        let warm = &self.runner.inner.warm;
+        let _turn = warm.turn(&self.branch).await;
+        let lingering = match warm.slots().get(&self.branch) {
+            Some(warm) if warm.running.len() == 1 => warm.lingering.clone(),
+            Some(_) | None => return false,
+        };
+        if !ended_leftovers(&self.hand).await {
+            return false;
+        }
+        if let Some(actor) = lingering
+            && capture(&self.runner, &self.branch, &actor, Writers::Gone).await
+        {
+            warm.forget_background(&self.branch);
+        }
+        true
     }
 
     /// Whether other processes may write to the branch: another exec's, or what an earlier one left behind.

@@ -406,7 +406,8 @@ impl Exec {
     /// something of the hand for memory went over its limit; one of a hand that died tells why the hand did.
     pub async fn next_event(&mut self) -> Option<ExecEvent> {
         let event = self.exec.next_event().await?;
-        let ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max } = event else {
+        let ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max, processes_full } = event
+        else {
             return Some(event);
         };
         let outcome = match outcome {
@@ -423,7 +424,7 @@ impl Exec {
             | Outcome::Cancelled
             | Outcome::Skipped) => other,
         };
-        Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max })
+        Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max, processes_full })
     }
 
     async fn why_lost(&self, reason: String) -> Outcome {

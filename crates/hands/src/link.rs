@@ -115,6 +115,8 @@ pub enum ExecEvent {
         lingering: bool,
         /// Largest resident set of one of its processes.
         rss_bytes_max: u64,
+        /// It could not be started because the hand has as many processes as it may have.
+        processes_full: bool,
     },
 }
 
@@ -209,7 +211,8 @@ impl Link {
         let stream =
             self.client.clone().exec(input).await.map_err(|status| self.error(&status))?.into_inner();
         let control = ExecControl { id, link: self.clone() };
-        Ok(Exec { control, stdin, stream, wall_ms_max, over: false })
+        let (started, _) = watch::channel(false);
+        Ok(Exec { control, stdin, stream, wall_ms_max, started, over: false })
     }
 
     /// Writes a file below the branch's root, making missing directories. `mode` 0 is 0644.
@@ -257,7 +260,8 @@ impl Link {
         Ok(reply.into_inner())
     }
 
-    /// Kills every process of every exec, background processes included. Returns how many execs had any.
+    /// Kills every process of every exec, background processes included, and returns when they are gone: how many execs
+    /// had any.
     pub async fn kill_all(&self) -> Result<u32, LinkError> {
         let reply =
             self.client.clone().kill_all(KillAllRequest {}).await.map_err(|status| self.error(&status))?;
@@ -375,6 +379,7 @@ pub struct Exec {
     stdin: Option<mpsc::Sender<ExecInput>>,
     stream: Streaming<ExecOutput>,
     wall_ms_max: u64,
+    started: watch::Sender<bool>,
     over: bool,
 }
 
@@ -387,7 +392,10 @@ pub struct ExecControl {
 
 /// Where piped stdin goes. Dropping it is the end of stdin.
 #[derive(Debug)]
-pub struct ExecStdin(mpsc::Sender<ExecInput>);
+pub struct ExecStdin {
+    sender: mpsc::Sender<ExecInput>,
+    started: watch::Receiver<bool>,
+}
 
 impl Exec {
     /// The next thing that it tells; after `Ended`, `None`. Not calling it makes the command wait, once its output fills
@@ -402,7 +410,11 @@ impl Exec {
                     ExecEvent::Output { fd: 2, bytes }
                 }
                 Ok(Some(ExecOutput { output: Some(Output::Exited(exited)) })) => self.ended(exited),
-                Ok(Some(ExecOutput { output: Some(Output::Started(_)) | None })) => continue,
+                Ok(Some(ExecOutput { output: Some(Output::Started(_)) })) => {
+                    self.started.send_replace(true);
+                    continue;
+                }
+                Ok(Some(ExecOutput { output: None })) => continue,
                 Ok(None) => self.lost("the hand ended the call without a word".into()),
                 Err(status) => {
                     // The stream hears of the channel's end before the cause is known.
@@ -434,7 +446,7 @@ impl Exec {
 
     /// Takes stdin away, to be filled by another task.
     pub fn take_stdin(&mut self) -> Option<ExecStdin> {
-        self.stdin.take().map(ExecStdin)
+        self.stdin.take().map(|sender| ExecStdin { sender, started: self.started.subscribe() })
     }
 
     /// A handle that acts on it from elsewhere.
@@ -474,6 +486,7 @@ impl Exec {
             wall_ms: exited.wall_ms,
             lingering: exited.lingering,
             rss_bytes_max: exited.rss_bytes_max,
+            processes_full: exited.processes_full,
         }
     }
 
@@ -507,9 +520,15 @@ impl ExecControl {
 }
 
 impl ExecStdin {
+    /// Returns when the command has started. False: it is over, and may never have started. It needs [`Exec::next_event`]
+    /// to be called meanwhile.
+    pub async fn started(&mut self) -> bool {
+        self.started.wait_for(|started| *started).await.is_ok()
+    }
+
     /// See [`Exec::stdin`].
     pub async fn write(&self, bytes: Bytes) -> bool {
-        send(&self.0, bytes).await
+        send(&self.sender, bytes).await
     }
 }
 

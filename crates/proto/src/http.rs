@@ -300,6 +300,9 @@ pub struct ExecReport {
     pub audit: Option<(u64, u64)>,
     /// Whether processes that it started still run.
     pub lingering: bool,
+    /// Things to know: background processes that were ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// What was in force.
     pub confinement: Confinement,
 }
