@@ -273,6 +273,27 @@ fn the_first_interrupt_cancels_and_still_reports() {
 }
 
 #[test]
+fn an_interrupt_stops_the_freezing_too() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, dir) = (Tendon::new(), testkit::temp_dir("large"));
+    // A hole is hashed like any content: this takes many minutes.
+    std::fs::File::create(dir.path().join("large")).unwrap().set_len(1 << 40).unwrap();
+    tendon.text(&["base", "list"]);
+    let args = ["verify", "--files", dir.path().to_str().unwrap(), "--check", "true"];
+    let child = tendon.start(&args);
+    let tmp = tendon.state().join("tmp");
+    let freezing =
+        || std::fs::read_dir(&tmp).unwrap().any(|entry| entry.unwrap().path().join("tree/large").exists());
+    testkit::wait_until("the file is copied", std::time::Duration::from_secs(60), freezing);
+    signal(&child, "INT");
+    Ran::new(child.wait_with_output().unwrap(), &args).expect(130);
+    assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0);
+    assert_eq!(tendon.json(0, &["base", "list"])["bases"], Value::Array(vec![]));
+}
+
+#[test]
 fn a_client_that_vanishes_leaves_nothing() {
     if !can_run() {
         return;

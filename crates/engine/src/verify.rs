@@ -15,7 +15,7 @@ use proto::verify::{
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use vfs::{Actor, Clock as _, DirSource, GitSource, SystemClock};
+use vfs::{Actor, Cancel, Clock as _, DirSource, GitSource, SystemClock};
 
 use crate::below::Below;
 use crate::id;
@@ -212,8 +212,7 @@ impl Run<'_> {
         })
     }
 
-    /// Freezes the source and makes the branch. A cancelled freeze ends in the background: a base that nobody uses is
-    /// the garbage collector's.
+    /// Freezes the source and makes the branch.
     async fn ground(&self) -> Result<Ground, VerifyError> {
         let actor = Actor::verify(&self.id);
         // The name marks the branch as one to drop if this runner dies; one that will be kept has none.
@@ -228,11 +227,16 @@ impl Run<'_> {
             });
             return ground.await;
         }
-        let freeze = freeze(self.runner, self.request.source.clone(), self.events.clone());
-        let base = tokio::select! {
-            base = freeze => base?,
-            () = self.cancel.cancelled() => return Err(VerifyError::Cancelled),
+        let events = self.events.clone();
+        let tell = move |message: String| {
+            // Progress is for people: what a slow caller misses does not matter.
+            let _ = events.try_send(VerifyEvent::Progress { message });
         };
+        let base = self.runner.freeze_until(self.request.source.clone(), tell, &self.cancel).await;
+        let base = base.map_err(|error| {
+            let cancelled = matches!(error, vfs::FreezeError::Cancelled);
+            if cancelled { VerifyError::Cancelled } else { below(error) }
+        })?;
         let ground = self.runner.with_store(move |store| {
             let branch = store.create_branch(&base.id, name.as_deref(), &actor).map_err(below)?.id;
             let tree_before = base.tree.clone();
@@ -377,43 +381,58 @@ impl Run<'_> {
     }
 }
 
-/// Freezes a source that is not a branch.
-async fn freeze(
-    runner: &Runner,
-    source: Source,
-    events: mpsc::Sender<VerifyEvent>,
-) -> Result<BaseInfo, VerifyError> {
-    let tell = move |message: String| {
-        // Progress is for people: what a slow caller misses does not matter.
-        let _ = events.try_send(VerifyEvent::Progress { message });
-    };
-    runner.freeze(source, tell).await.map_err(below)
-}
-
 impl Runner {
-    /// Freezes a source as a base. A branch is no source for a base: its own base is.
+    /// Freezes a source as a base. A branch is no source for a base: its own base is. A caller that stops waiting ends it.
     pub async fn freeze(
         &self,
         source: Source,
         progress: impl Fn(String) + Send + 'static,
     ) -> Result<BaseInfo, vfs::FreezeError> {
-        self.with_store(move |store| {
+        self.freeze_until(source, progress, &self.inner.stopping).await
+    }
+
+    /// The same, and `stop` ends it. Returns when nothing of it is left then.
+    async fn freeze_until(
+        &self,
+        source: Source,
+        progress: impl Fn(String) + Send + 'static,
+        stop: &CancellationToken,
+    ) -> Result<BaseInfo, vfs::FreezeError> {
+        let cancel = CancelOnDrop(Cancel::default());
+        let flag = cancel.0.clone();
+        let freeze = self.with_store(move |store| {
             let progress = |text: &str| progress(text.to_owned());
             match source {
-                Source::Git { repo, rev } => store.freeze_git(&GitSource { repo, rev }, &progress),
+                Source::Git { repo, rev } => {
+                    store.freeze_git_until(&GitSource { repo, rev }, &progress, &flag)
+                }
                 Source::Directory { path, include_ignored } => {
-                    store.freeze_dir(&DirSource { path: os_path(&path), include_ignored }, &progress)
+                    let source = DirSource { path: os_path(&path), include_ignored };
+                    store.freeze_dir_until(&source, &progress, &flag)
                 }
                 Source::Files { files } => store.freeze_files(&files),
                 Source::Branch { .. } => store.freeze_files(&[]),
             }
-        })
-        .await
+        });
+        tokio::pin!(freeze);
+        tokio::select! {
+            base = &mut freeze => return base,
+            () = stop.cancelled() => cancel.0.cancel(),
+        }
+        freeze.await
     }
 
     /// Policy's decision about limits.
     pub fn grant(&self, asked: &proto::verify::LimitsAsked) -> Result<Grant, policy::Refusal> {
         policy::grant(asked, &self.settings().policy, &self.hands().caps())
+    }
+}
+
+struct CancelOnDrop(Cancel);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
     }
 }
 

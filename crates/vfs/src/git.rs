@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 use proto::error::{Code, Coded};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use crate::base::Cancel;
+
 /// Longest run of one command.
 const RUN_MAX: Duration = Duration::from_secs(60 * 60);
 /// Longest silence of a command that talks to a network.
@@ -27,6 +29,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(180);
 const STDOUT_BYTES_MAX: usize = 1 << 30;
 /// Bytes of standard error that an error keeps: the last ones.
 const STDERR_BYTES_MAX: usize = 4096;
+/// How often a command that says nothing is looked at, whether it was cancelled.
+const CANCEL_EVERY: Duration = Duration::from_millis(50);
 
 /// Configuration of every command, stronger than any file's.
 const CONFIG: &[(&str, &str)] = &[
@@ -166,6 +170,7 @@ pub struct Git {
     run_max: Duration,
     input: Option<Arc<File>>,
     silence_max: Duration,
+    cancel: Cancel,
 }
 
 impl Git {
@@ -179,6 +184,7 @@ impl Git {
             run_max: RUN_MAX,
             input: None,
             silence_max: RUN_MAX,
+            cancel: Cancel::default(),
         }
     }
 
@@ -234,6 +240,13 @@ impl Git {
     #[must_use]
     pub fn silence_max(mut self, max: Duration) -> Self {
         self.silence_max = max;
+        self
+    }
+
+    /// Ends it when that is cancelled.
+    #[must_use]
+    pub fn until(mut self, cancel: &Cancel) -> Self {
+        self.cancel = cancel.clone();
         self
     }
 
@@ -342,7 +355,8 @@ impl Git {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(GitError::Missing)?;
-        let mut child = Running { child, stdin, stderr: Vec::new(), line: Vec::new() };
+        let cancel = self.cancel.clone();
+        let mut child = Running { child, stdin, cancel, stderr: Vec::new(), line: Vec::new() };
         let started = Instant::now();
         let pumped = child.pump(stdout, progress, started + self.run_max, self.silence_max);
         let stop = |child: &mut Running<'_>| {
@@ -432,6 +446,7 @@ enum Pumped {
 struct Running<'a> {
     child: Child,
     stdin: &'a [u8],
+    cancel: Cancel,
     stderr: Vec<u8>,
     line: Vec<u8>,
 }
@@ -452,11 +467,21 @@ impl Running<'_> {
             rustix::io::ioctl_fionbio(pipe, true)?;
         }
         let mut buffer = vec![0; 64 * 1024];
+        let mut heard = Instant::now();
         while stdout.is_some() || stderr.is_some() {
-            let now = Instant::now();
-            let wait = silence_max.min(end.saturating_duration_since(now));
-            let ready = wait_for(stdin.as_ref(), stdout.as_ref(), stderr.as_ref(), wait)?;
-            let Some([can_write, can_read, can_hear]) = ready else { return Ok(Pumped::Late) };
+            if self.cancel.is_cancelled() {
+                return Err(io::Error::other("cancelled"));
+            }
+            let late = end.min(heard + silence_max);
+            let wait = late.saturating_duration_since(Instant::now());
+            let ready = wait_for(stdin.as_ref(), stdout.as_ref(), stderr.as_ref(), wait.min(CANCEL_EVERY))?;
+            let Some([can_write, can_read, can_hear]) = ready else {
+                if wait <= CANCEL_EVERY {
+                    return Ok(Pumped::Late);
+                }
+                continue;
+            };
+            heard = Instant::now();
             if can_write {
                 stdin = stdin.filter(|pipe| self.feed(pipe));
             }
