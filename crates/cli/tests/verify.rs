@@ -8,7 +8,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use common::{Ran, Tendon, can_run, signal};
-use serde_json::Value;
+use proto::client::Client;
+use proto::path::JsonBytes;
+use serde_json::{Value, json};
 use testkit::{GitRepo, Need, have_all};
 
 fn project() -> GitRepo {
@@ -201,6 +203,41 @@ fn a_flood_of_output_is_bounded() {
     assert!(stdout["tail"].as_str().unwrap().ends_with("y\nend\n"));
     let log = std::fs::metadata(stdout["log"].as_str().unwrap()).unwrap();
     assert_eq!(log.len(), 64 << 20);
+}
+
+#[test]
+fn a_large_output_does_not_travel() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    tendon.text(&["base", "list"]);
+    let client = Client::new(tendon.state().join("run/tendond.sock"));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for (output, most) in [("recent", 10 << 20), ("none", 0)] {
+        let request = json!({
+            "source": { "kind": "directory", "path": path(&repo), "include_ignored": false },
+            "checks": [["head", "-c", "100000000", "/dev/zero"]],
+            "output": output,
+        });
+        let (mut sent, mut skipped, mut report) = (0, 0, Value::Null);
+        runtime.block_on(async {
+            let mut events = client.events::<Value>("/v1/verify", &request).await.unwrap();
+            while let Some(event) = events.next().await.unwrap() {
+                if event["event"] == "output" {
+                    let bytes: JsonBytes = serde_json::from_value(event["bytes"].clone()).unwrap();
+                    sent += bytes.decode().unwrap().len() as u64;
+                    skipped += event["skipped"].as_u64().unwrap();
+                }
+                report = event["report"].clone();
+            }
+        });
+        let stdout = &report["commands"][0]["stdout"];
+        assert_eq!(stdout["bytes_total"], 100_000_000, "{report}");
+        assert_eq!(std::fs::metadata(stdout["log"].as_str().unwrap()).unwrap().len(), 64 << 20);
+        assert!(sent <= most, "{output}: {sent} bytes");
+        assert_eq!(sent + skipped, if output == "none" { 0 } else { 100_000_000 });
+    }
 }
 
 #[test]

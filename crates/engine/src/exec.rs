@@ -14,7 +14,7 @@ use vfs::{Actor, Writers};
 use crate::below::Below;
 use crate::id;
 use crate::limits::{CONTROLS_MAX, EVENTS_MAX, RUNNING_MAX};
-use crate::meter::{self, Call, LEFTOVERS_ENDED, Outlet};
+use crate::meter::{self, Call, LEFTOVERS_ENDED, Outlet, Passed};
 use crate::runner::Runner;
 
 /// Why a command on a branch could not be run. What it did wrong is in the report instead.
@@ -132,7 +132,7 @@ async fn run(
     let _controlled = Controlled(runner, exec.clone());
     let _ = events.send(ExecLine::Started { exec: exec.clone() }).await;
     let event = Box::new(|fd, bytes| ExecLine::Output { fd, bytes });
-    let mut outlet = Outlet { events: events.clone(), event, logs: None };
+    let mut outlet = Outlet { events: events.clone(), passed: Passed::All(event), logs: None };
     let cancel = runner.inner.stopping.child_token();
     let call = Call {
         runner,

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::limits::{CANCEL_GRACE, DISK_WATCH_EVERY};
 use crate::logs::StreamLog;
+use crate::recent::Recent;
 use crate::runner::Runner;
 use crate::warm::Lease;
 
@@ -38,9 +39,19 @@ pub(crate) struct Call<'a> {
 /// Where a command's output goes.
 pub(crate) struct Outlet<E> {
     pub(crate) events: mpsc::Sender<E>,
-    pub(crate) event: Box<dyn Fn(u8, JsonBytes) -> E + Send + Sync>,
+    pub(crate) passed: Passed<E>,
     /// Standard output and standard error.
     pub(crate) logs: Option<[StreamLog; 2]>,
+}
+
+/// What of the output the caller is sent.
+pub(crate) enum Passed<E> {
+    /// All; the command waits for a slow caller.
+    All(Box<dyn Fn(u8, JsonBytes) -> E + Send + Sync>),
+    /// The latest of it, now and then; the command waits for nobody.
+    Recent(Recent<E>),
+    /// Nothing.
+    Nothing,
 }
 
 /// How a command ended.
@@ -67,6 +78,9 @@ pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> 
     if leftovers_ended {
         tracing::warn!(branch = %call.branch, exec = %call.exec, "{LEFTOVERS_ENDED}");
         (outcome, reported) = once(&mut call, outlet).await;
+    }
+    if let Passed::Recent(recent) = &mut outlet.passed {
+        recent.finish(&outlet.events, call.cancel).await;
     }
     let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let reported = reported.unwrap_or(Reported { wall_ms, ..Reported::default() });
@@ -163,6 +177,7 @@ async fn follow<E: Send>(
                     let _ = exec.cancel().await;
                 }
             }
+            () = outlet.due() => outlet.send_recent(),
             () = &mut feed, if !fed => fed = true,
             control = next(&mut call.control) => match control {
                 // If it is over, or the hand is lost, that comes as an event.
@@ -225,15 +240,41 @@ async fn outgrown(call: &Call<'_>) -> bool {
 }
 
 impl<E: Send> Outlet<E> {
-    /// Logs and passes on; waits for a slow caller, but not for one who cancelled.
+    /// Logs and passes on; does not wait for a caller who cancelled.
     async fn put(&mut self, fd: u8, bytes: &[u8], cancel: &CancellationToken) {
         if let Some(log) = self.logs.as_mut().and_then(|logs| logs.get_mut(usize::from(fd == 2))) {
             log.add(bytes);
         }
-        let event = (self.event)(fd, JsonBytes::new(bytes));
-        tokio::select! {
-            _ = self.events.send(event) => {}
-            () = cancel.cancelled() => {}
+        match &mut self.passed {
+            Passed::All(event) => {
+                let event = event(fd, JsonBytes::new(bytes));
+                tokio::select! {
+                    _ = self.events.send(event) => {}
+                    () = cancel.cancelled() => {}
+                }
+            }
+            Passed::Recent(recent) => {
+                recent.add(fd, bytes);
+                recent.send(&self.events);
+            }
+            Passed::Nothing => {}
+        }
+    }
+
+    /// Returns when there is something to tell of late.
+    async fn due(&self) {
+        match &self.passed {
+            Passed::Recent(recent) => match recent.due() {
+                Some(at) => sleep_until(at).await,
+                None => pending().await,
+            },
+            Passed::All(_) | Passed::Nothing => pending().await,
+        }
+    }
+
+    fn send_recent(&mut self) {
+        if let Passed::Recent(recent) = &mut self.passed {
+            recent.send(&self.events);
         }
     }
 }

@@ -9,8 +9,8 @@ use proto::error::{Code, Coded};
 use proto::ids::{BranchId, ExecId, VerifyId};
 use proto::spec::command::join_command;
 use proto::verify::{
-    ChangedFiles, CommandReport, Outcome, OutputTail, Phase, REPORT_VERSION, Report, Source, VerifyEvent,
-    VerifyRequest,
+    ChangedFiles, CommandReport, Outcome, OutputTail, OutputWanted, Phase, REPORT_VERSION, Report, Source,
+    VerifyEvent, VerifyRequest,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -21,7 +21,8 @@ use crate::below::Below;
 use crate::id;
 use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
-use crate::meter::{self, Call, Ended, LEFTOVERS_ENDED, Outlet};
+use crate::meter::{self, Call, Ended, LEFTOVERS_ENDED, Outlet, Passed};
+use crate::recent::Recent;
 use crate::record::Changes;
 use crate::runner::Runner;
 
@@ -304,11 +305,14 @@ impl Run<'_> {
     ) -> Result<CommandReport, VerifyError> {
         let exec = ExecId::from_random(id::random());
         let log = |name: &str| StreamLog::new(stage.logs.join(format!("{index:03}-{name}")));
-        let mut outlet = Outlet {
-            events: self.events.clone(),
-            event: Box::new(move |fd, bytes| VerifyEvent::Output { index, fd, bytes }),
-            logs: Some([log("stdout"), log("stderr")]),
+        let passed = match self.request.output {
+            OutputWanted::None => Passed::Nothing,
+            OutputWanted::Recent => Passed::Recent(Recent::new(Box::new(move |fd, bytes, skipped| {
+                VerifyEvent::Output { index, fd, bytes, skipped }
+            }))),
         };
+        let mut outlet =
+            Outlet { events: self.events.clone(), passed, logs: Some([log("stdout"), log("stderr")]) };
         let spec = ExecSpec {
             argv: argv.iter().map(|word| word.clone().into_bytes()).collect(),
             cwd: None,
