@@ -301,6 +301,18 @@ impl Hand {
 
     async fn set_frozen(&self, frozen: bool) -> Result<(), FreezeError> {
         let group = self.group().ok_or(FreezeError::Unsupported)?;
+        // Before it stands still, and after it does not.
+        if frozen {
+            self.inner.link.set_frozen(true);
+        }
+        let done = self.change_frozen(group, frozen).await;
+        if done.is_ok() != frozen {
+            self.inner.link.set_frozen(false);
+        }
+        done
+    }
+
+    async fn change_frozen(&self, group: &Group, frozen: bool) -> Result<(), FreezeError> {
         let deadline = Instant::now() + FREEZE_PATIENCE;
         let mut pause = Duration::from_micros(100);
         group.set_frozen(frozen).map_err(FreezeError::from_io)?;

@@ -14,6 +14,7 @@ mod selftest;
 mod spawner;
 mod tier;
 mod toolchains;
+mod transport;
 pub mod warden;
 
 pub use hand::{Exec, FreezeError, Hand};
