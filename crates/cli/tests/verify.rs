@@ -331,6 +331,37 @@ fn an_interrupt_stops_the_freezing_too() {
 }
 
 #[test]
+fn the_branch_of_a_verify_that_runs_is_its_own() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    tendon.text(&["base", "list"]);
+    let script = "echo x > up; while [ ! -e go ]; do sleep 0.1; done";
+    let args = ["verify", "--repo", path(&repo), "--keep-branch", "--check", &format!("sh -c '{script}'")];
+    let child = tendon.start(&args);
+    let mut branch = String::new();
+    testkit::wait_until("the command runs", std::time::Duration::from_secs(60), || {
+        let list = tendon.json(0, &["branch", "list"]);
+        branch = list["branches"][0]["id"].as_str().unwrap_or_default().to_owned();
+        !branch.is_empty() && tendon.run(&["branch", "read", &branch, "up"]).status == 0
+    });
+    for args in [
+        &["branch", "fork", &branch][..],
+        &["branch", "drop", &branch],
+        &["branch", "exec", &branch, "--", "true"],
+    ] {
+        tendon.run(args).expect(2).says("something runs on branch");
+    }
+    tendon.run_with(&["branch", "write", &branch, "go"], b"").expect(0);
+    Ran::new(child.wait_with_output().unwrap(), &args).expect(0);
+    let rows =
+        tendon.json(0, &["audit", "sql", "select path from audit where actor = 'unknown'"])["rows"].clone();
+    assert_eq!(rows, Value::Array(vec![]));
+    tendon.text(&["branch", "drop", &branch]);
+}
+
+#[test]
 fn a_client_that_vanishes_leaves_nothing() {
     if !can_run() {
         return;

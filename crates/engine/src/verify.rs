@@ -252,6 +252,7 @@ impl Run<'_> {
             return Ok(ran);
         }
         let logs = self.make_logs().await?;
+        let _taken = self.runner.inner.warm.take(self.runner, &ground.branch);
         self.progress("booting a hand").await;
         let (root, mount) = self.runner.root(&ground.branch).await.map_err(VerifyError::Below)?;
         let disk_bytes_max = grant.numbers.disk_bytes_max;

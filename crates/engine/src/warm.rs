@@ -1,6 +1,6 @@
 //! One warm hand per branch for execs: booted when first needed, kept while it is used, ended when idle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -69,6 +69,8 @@ fn below(error: impl Coded + Send + Sync + 'static) -> LeaseError {
 /// The warm hands.
 pub(crate) struct WarmHands {
     slots: Mutex<HashMap<BranchId, Warm>>,
+    /// Branches on which a verify runs, in a hand of its own.
+    taken: Mutex<HashSet<BranchId>>,
     /// Held while a branch's hand starts or ends, or the branch is forked or dropped.
     turns: Mutex<HashMap<BranchId, Arc<tokio::sync::Mutex<()>>>>,
     idle_max: Duration,
@@ -142,10 +144,23 @@ impl Drop for Lease {
     }
 }
 
+/// See [`WarmHands::take`].
+pub(crate) struct Taken {
+    runner: Runner,
+    branch: BranchId,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.runner.inner.warm.taken().remove(&self.branch);
+    }
+}
+
 impl WarmHands {
     pub(crate) fn new(config: &RunnerConfig) -> Self {
         Self {
             slots: Mutex::default(),
+            taken: Mutex::default(),
             turns: Mutex::default(),
             idle_max: Duration::from_millis(config.warm_idle_ms_max),
             hands_max: config.warm_hands_max as usize,
@@ -211,6 +226,7 @@ impl WarmHands {
         actor: &Actor,
     ) -> Result<Lease, LeaseError> {
         let _turn = self.turn(branch).await;
+        self.check_free(branch).map_err(below)?;
         if let Some(lease) = self.join(runner, branch, &grant.limits, actor) {
             return Ok(lease);
         }
@@ -253,6 +269,7 @@ impl WarmHands {
 
     /// Ends the branch's hand, if it is idle. The caller holds the branch's turn.
     pub(crate) async fn end(&self, runner: &Runner, branch: &BranchId) -> Result<(), BusyError> {
+        self.check_free(branch)?;
         let warm = {
             let mut slots = self.slots();
             match slots.get(branch) {
@@ -267,6 +284,20 @@ impl WarmHands {
             stop(runner, branch, warm).await;
         }
         Ok(())
+    }
+
+    /// Keeps execs, forks and drops away from a branch until the guard is gone.
+    pub(crate) fn take(&self, runner: &Runner, branch: &BranchId) -> Taken {
+        self.taken().insert(branch.clone());
+        Taken { runner: runner.clone(), branch: branch.clone() }
+    }
+
+    fn check_free(&self, branch: &BranchId) -> Result<(), BusyError> {
+        if self.taken().contains(branch) { Err(BusyError { branch: branch.clone() }) } else { Ok(()) }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, HashSet<BranchId>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends all hands, whatever runs in them.
