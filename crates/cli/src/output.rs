@@ -108,6 +108,11 @@ impl Output {
         let _ = writeln!(std::io::stderr().lock(), "{text}");
     }
 
+    /// Whether somebody sees what is done now.
+    pub(crate) fn shows_progress(&self) -> bool {
+        self.progress
+    }
+
     /// Shows on a terminal what is done now, in one line that the next one replaces.
     pub(crate) fn progress(&self, text: &str) {
         if !self.progress || self.started.elapsed() < PROGRESS_AFTER {

@@ -4,8 +4,10 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Ran, Tendon, can_run};
-use testkit::GitRepo;
+use testkit::{GitRepo, Need, have_all};
 
 fn with_branch() -> (Tendon, GitRepo) {
     let (tendon, repo) = (Tendon::new(), GitRepo::new());
@@ -138,7 +140,7 @@ fn a_branch_in_use_is_forked_and_not_dropped() {
     let (tendon, _repo) = with_branch();
     let script = "echo started > flag; n=0; while true; do n=$((n+1)); echo $n > count; sleep 0.05; done";
     let mut child = tendon.start(&["branch", "exec", "fix", "--", "sh", "-c", script]);
-    testkit::wait_until("the command writes", std::time::Duration::from_secs(60), || {
+    testkit::wait_until("the command writes", Duration::from_secs(60), || {
         tendon.run(&["branch", "read", "fix", "count"]).status == 0
     });
     tendon.run(&["branch", "drop", "fix"]).expect(2).says("something runs on branch");
@@ -146,11 +148,80 @@ fn a_branch_in_use_is_forked_and_not_dropped() {
     if forked.status == 0 {
         let count = tendon.text(&["branch", "read", "live", "count"]);
         assert!(count.parse::<u32>().is_ok(), "{count}");
+        // What was written before the fork is the command's work, in both branches.
+        let sql = "select distinct actor from audit where cast(path as text) in ('flag', 'count')";
+        let writers = tendon.json(0, &["audit", "sql", sql])["rows"].clone();
+        let writers: Vec<&str> = writers.as_array().unwrap().iter().map(|r| r[0].as_str().unwrap()).collect();
+        assert!(matches!(writers[..], [writer] if writer.starts_with("exec:ex-")), "{writers:?}");
     } else {
         forked.expect(3).says("freeze");
     }
     common::signal(&child, "INT");
     child.wait().unwrap();
+}
+
+#[test]
+fn what_background_processes_write_is_captured_until_the_last_has_ended() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let script = "(sleep 3; echo late > late) > /dev/null 2>&1 &";
+    tendon.text(&["branch", "exec", "fix", "--", "sh", "-c", script]);
+    let lingering = || tendon.json(0, &["runner", "status"])["runner"]["lingering"].as_u64().unwrap();
+    assert_eq!(lingering(), 1);
+    testkit::wait_until("nothing is looked for any more", Duration::from_secs(60), || lingering() == 0);
+    let sql = "select actor from audit where cast(path as text) = 'late'";
+    let rows = tendon.json(0, &["audit", "sql", sql])["rows"].clone();
+    assert!(rows[0][0].as_str().unwrap().starts_with("exec:ex-"), "{rows}");
+}
+
+#[test]
+fn daemons_that_fill_the_process_limit_do_not_keep_the_next_command_from_starting() {
+    if !can_run() || !have_all(&[Need::Cgroup]) {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let exec = |script: &str, stdin: &[u8]| {
+        tendon.run_with(&["branch", "exec", "fix", "--pids", "24", "--", "sh", "-c", script], stdin)
+    };
+    let fill = "while true; do sleep 1000 > /dev/null 2>&1 < /dev/null & done";
+    exec(fill, b"").expect(2);
+    let ran = exec("cat", b"its input");
+    ran.expect(0).says("filled the process limit and were ended");
+    assert_eq!(ran.stdout, "its input");
+    // Another command that runs there is left alone.
+    let args = ["branch", "exec", "fix", "--pids", "24", "--", "sh", "-c", "echo up > up; read line"];
+    let mut child = tendon.start(&args);
+    testkit::wait_until("the command runs", Duration::from_secs(60), || {
+        tendon.run(&["branch", "read", "fix", "up"]).status == 0
+    });
+    exec(fill, b"").expect(2);
+    exec("true", b"").expect(2).says("process limit is reached");
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"go\n").unwrap();
+    Ran::new(child.wait_with_output().unwrap(), &args).expect(0);
+}
+
+#[test]
+fn a_long_chain_is_flattened_while_the_runner_is_up() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let mut last = "fix".to_owned();
+    for n in 0..18 {
+        tendon.run_with(&["branch", "write", &last, &format!("n{n}")], format!("{n}").as_bytes()).expect(0);
+        let next = format!("fork-{n}");
+        tendon.text(&["branch", "fork", &last, "--name", &next]);
+        last = next;
+    }
+    testkit::wait_until("the chain is shallow", Duration::from_secs(60), || {
+        let depth = tendon.json(0, &["branch", "show", &last])["branch"]["depth"].as_u64().unwrap();
+        depth < 16
+    });
+    for n in 0..18 {
+        assert_eq!(tendon.text(&["branch", "read", &last, &format!("n{n}")]), n.to_string());
+    }
 }
 
 #[test]

@@ -8,8 +8,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use common::{Ran, Tendon, can_run, signal};
-use serde_json::Value;
-use testkit::GitRepo;
+use proto::client::Client;
+use proto::path::JsonBytes;
+use serde_json::{Value, json};
+use testkit::{GitRepo, Need, have_all};
 
 fn project() -> GitRepo {
     let repo = GitRepo::new();
@@ -204,6 +206,41 @@ fn a_flood_of_output_is_bounded() {
 }
 
 #[test]
+fn a_large_output_does_not_travel() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    tendon.text(&["base", "list"]);
+    let client = Client::new(tendon.state().join("run/tendond.sock"));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for (output, most) in [("recent", 10 << 20), ("none", 0)] {
+        let request = json!({
+            "source": { "kind": "directory", "path": path(&repo), "include_ignored": false },
+            "checks": [["head", "-c", "100000000", "/dev/zero"]],
+            "output": output,
+        });
+        let (mut sent, mut skipped, mut report) = (0, 0, Value::Null);
+        runtime.block_on(async {
+            let mut events = client.events::<Value>("/v1/verify", &request).await.unwrap();
+            while let Some(event) = events.next().await.unwrap() {
+                if event["event"] == "output" {
+                    let bytes: JsonBytes = serde_json::from_value(event["bytes"].clone()).unwrap();
+                    sent += bytes.decode().unwrap().len() as u64;
+                    skipped += event["skipped"].as_u64().unwrap();
+                }
+                report = event["report"].clone();
+            }
+        });
+        let stdout = &report["commands"][0]["stdout"];
+        assert_eq!(stdout["bytes_total"], 100_000_000, "{report}");
+        assert_eq!(std::fs::metadata(stdout["log"].as_str().unwrap()).unwrap().len(), 64 << 20);
+        assert!(sent <= most, "{output}: {sent} bytes");
+        assert_eq!(sent + skipped, if output == "none" { 0 } else { 100_000_000 });
+    }
+}
+
+#[test]
 fn a_command_that_runs_too_long_is_killed_with_all_it_started() {
     if !can_run() {
         return;
@@ -224,6 +261,20 @@ fn a_command_that_runs_too_long_is_killed_with_all_it_started() {
     assert_eq!(outcomes(&report), ["timed_out"]);
     let left = testkit::process::command("pgrep").args(["-f", "sleep 4321"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+}
+
+#[test]
+fn what_a_setup_left_is_ended_when_no_check_can_start() {
+    if !can_run() || !have_all(&[Need::Cgroup]) {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let fill = "trap 'exit 0' EXIT; while true; do sleep 1000 > /dev/null 2>&1 < /dev/null & done";
+    let fill = format!("sh -c \"{fill}\"");
+    let args = ["verify", "--repo", path(&repo), "--pids", "24", "--setup", &fill, "--check", "echo hi"];
+    let report = tendon.json(0, &args);
+    assert_eq!(outcomes(&report), ["exited 0", "exited 0"]);
+    assert!(report["warnings"][0].as_str().unwrap().contains("were ended"), "{}", report["warnings"]);
 }
 
 #[test]
@@ -256,6 +307,58 @@ fn the_first_interrupt_cancels_and_still_reports() {
     assert_eq!((&report["cancelled"], &report["passed"]), (&true.into(), &false.into()));
     assert_eq!(outcomes(&report), ["exited 0", "cancelled", "skipped"]);
     assert_eq!(tendon.json(0, &["branch", "list"])["branches"], Value::Array(vec![]));
+}
+
+#[test]
+fn an_interrupt_stops_the_freezing_too() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, dir) = (Tendon::new(), testkit::temp_dir("large"));
+    // A hole is hashed like any content: this takes many minutes.
+    std::fs::File::create(dir.path().join("large")).unwrap().set_len(1 << 40).unwrap();
+    tendon.text(&["base", "list"]);
+    let args = ["verify", "--files", dir.path().to_str().unwrap(), "--check", "true"];
+    let child = tendon.start(&args);
+    let tmp = tendon.state().join("tmp");
+    let freezing =
+        || std::fs::read_dir(&tmp).unwrap().any(|entry| entry.unwrap().path().join("tree/large").exists());
+    testkit::wait_until("the file is copied", std::time::Duration::from_secs(60), freezing);
+    signal(&child, "INT");
+    Ran::new(child.wait_with_output().unwrap(), &args).expect(130);
+    assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0);
+    assert_eq!(tendon.json(0, &["base", "list"])["bases"], Value::Array(vec![]));
+}
+
+#[test]
+fn the_branch_of_a_verify_that_runs_is_its_own() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    tendon.text(&["base", "list"]);
+    let script = "echo x > up; while [ ! -e go ]; do sleep 0.1; done";
+    let args = ["verify", "--repo", path(&repo), "--keep-branch", "--check", &format!("sh -c '{script}'")];
+    let child = tendon.start(&args);
+    let mut branch = String::new();
+    testkit::wait_until("the command runs", std::time::Duration::from_secs(60), || {
+        let list = tendon.json(0, &["branch", "list"]);
+        branch = list["branches"][0]["id"].as_str().unwrap_or_default().to_owned();
+        !branch.is_empty() && tendon.run(&["branch", "read", &branch, "up"]).status == 0
+    });
+    for args in [
+        &["branch", "fork", &branch][..],
+        &["branch", "drop", &branch],
+        &["branch", "exec", &branch, "--", "true"],
+    ] {
+        tendon.run(args).expect(2).says("something runs on branch");
+    }
+    tendon.run_with(&["branch", "write", &branch, "go"], b"").expect(0);
+    Ran::new(child.wait_with_output().unwrap(), &args).expect(0);
+    let rows =
+        tendon.json(0, &["audit", "sql", "select path from audit where actor = 'unknown'"])["rows"].clone();
+    assert_eq!(rows, Value::Array(vec![]));
+    tendon.text(&["branch", "drop", &branch]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use vfs::{Actor, Writers};
 use crate::below::Below;
 use crate::id;
 use crate::limits::{CONTROLS_MAX, EVENTS_MAX, RUNNING_MAX};
-use crate::meter::{self, Call, Outlet};
+use crate::meter::{self, Call, LEFTOVERS_ENDED, Outlet, Passed};
 use crate::runner::Runner;
 
 /// Why a command on a branch could not be run. What it did wrong is in the report instead.
@@ -114,7 +114,7 @@ async fn run(
     let grant = runner.grant(&request.limits).map_err(below)?;
     let (grant_wall_ms, disk_bytes_max) = (grant.numbers.wall_ms_max, grant.numbers.disk_bytes_max);
     let confined = grant.limits.clone();
-    let lease = runner.inner.warm.lease(runner, &branch, grant).await.map_err(below)?;
+    let lease = runner.inner.warm.lease(runner, &branch, grant, &actor).await.map_err(below)?;
     let measured = branch.clone();
     let size = runner.with_store(move |store| store.branch_disk_bytes(&measured)).await.map_err(below)?;
     let detail =
@@ -132,12 +132,13 @@ async fn run(
     let _controlled = Controlled(runner, exec.clone());
     let _ = events.send(ExecLine::Started { exec: exec.clone() }).await;
     let event = Box::new(|fd, bytes| ExecLine::Output { fd, bytes });
-    let mut outlet = Outlet { events: events.clone(), event, logs: None };
+    let mut outlet = Outlet { events: events.clone(), passed: Passed::All(event), logs: None };
     let cancel = runner.inner.stopping.child_token();
     let call = Call {
         runner,
         branch: &branch,
         hand: &lease.hand,
+        lease: Some(&lease),
         exec: &exec,
         spec,
         cancel: &cancel,
@@ -147,7 +148,7 @@ async fn run(
     };
     let ended = meter::run(call, &mut outlet).await;
     if ended.lingering {
-        lease.lingering(&actor);
+        lease.lingering();
     }
     let scanned = branch.clone();
     let writers = lease.writers();
@@ -168,6 +169,7 @@ async fn run(
         changed: scan.changed,
         audit: scan.first_seq.zip(scan.last_seq),
         lingering: ended.lingering,
+        warnings: ended.leftovers_ended.then(|| LEFTOVERS_ENDED.to_owned()).into_iter().collect(),
         confinement,
     })
 }

@@ -10,6 +10,7 @@ mod id;
 pub mod limits;
 mod logs;
 mod meter;
+mod recent;
 mod record;
 mod runner;
 pub mod verify;

@@ -20,6 +20,10 @@ pub const DISK_WATCH_EVERY: Duration = Duration::from_secs(1);
 pub const CAPTURE_EVERY: Duration = Duration::from_secs(2);
 /// Events that wait for a caller who reads slowly; then the command's output waits.
 pub const EVENTS_MAX: usize = 64;
+/// Bytes of an output stream that a caller of a verify is sent at a time: the latest.
+pub const RECENT_BYTES_MAX: usize = 4 * 1024;
+/// How often they are sent.
+pub const RECENT_EVERY: Duration = Duration::from_millis(100);
 /// How long a branch that nobody uses stays mounted.
 pub const MOUNT_IDLE_MAX: Duration = Duration::from_secs(60);
 /// Signals and the like that wait for an exec.

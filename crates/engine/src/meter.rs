@@ -14,13 +14,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::limits::{CANCEL_GRACE, DISK_WATCH_EVERY};
 use crate::logs::StreamLog;
+use crate::recent::Recent;
 use crate::runner::Runner;
+use crate::warm::Lease;
 
 /// A command to run.
 pub(crate) struct Call<'a> {
     pub(crate) runner: &'a Runner,
     pub(crate) branch: &'a BranchId,
     pub(crate) hand: &'a Hand,
+    /// The place on a warm hand, in which others may run; a hand of one's own has none.
+    pub(crate) lease: Option<&'a Lease>,
     pub(crate) exec: &'a ExecId,
     pub(crate) spec: ExecSpec,
     pub(crate) cancel: &'a CancellationToken,
@@ -35,9 +39,19 @@ pub(crate) struct Call<'a> {
 /// Where a command's output goes.
 pub(crate) struct Outlet<E> {
     pub(crate) events: mpsc::Sender<E>,
-    pub(crate) event: Box<dyn Fn(u8, JsonBytes) -> E + Send + Sync>,
+    pub(crate) passed: Passed<E>,
     /// Standard output and standard error.
     pub(crate) logs: Option<[StreamLog; 2]>,
+}
+
+/// What of the output the caller is sent.
+pub(crate) enum Passed<E> {
+    /// All; the command waits for a slow caller.
+    All(Box<dyn Fn(u8, JsonBytes) -> E + Send + Sync>),
+    /// The latest of it, now and then; the command waits for nobody.
+    Recent(Recent<E>),
+    /// Nothing.
+    Nothing,
 }
 
 /// How a command ended.
@@ -47,36 +61,89 @@ pub(crate) struct Ended {
     pub(crate) cpu_ms: u64,
     pub(crate) memory_bytes_peak: Option<u64>,
     pub(crate) lingering: bool,
+    /// Background processes of earlier commands filled the process limit and were ended.
+    pub(crate) leftovers_ended: bool,
 }
+
+/// What people are told of that.
+pub(crate) const LEFTOVERS_ENDED: &str =
+    "background processes of earlier commands filled the process limit and were ended";
 
 /// Runs it.
 pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> Ended {
     let started = Instant::now();
-    call.hand.memory_peak_reset();
-    let spec = std::mem::take(&mut call.spec);
-    let (outcome, reported) = match call.hand.exec(call.exec.clone(), spec).await {
-        Ok(exec) => follow(&mut call, exec, outlet).await,
-        Err(error) => (Outcome::NotStarted { reason: chain(&error) }, None),
-    };
+    let (mut outcome, mut reported) = once(&mut call, outlet).await;
+    let leftovers_ended =
+        reported.as_ref().is_some_and(|reported| reported.processes_full) && end_leftovers(&call).await;
+    if leftovers_ended {
+        tracing::warn!(branch = %call.branch, exec = %call.exec, "{LEFTOVERS_ENDED}");
+        (outcome, reported) = once(&mut call, outlet).await;
+    }
+    if let Passed::Recent(recent) = &mut outlet.passed {
+        recent.finish(&outlet.events, call.cancel).await;
+    }
     let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let (cpu_ms, wall_ms, lingering, rss) = reported.unwrap_or((0, wall_ms, false, 0));
+    let reported = reported.unwrap_or(Reported { wall_ms, ..Reported::default() });
     // Without a control group the largest process stands for all.
-    let memory_bytes_peak = call.hand.memory_peak().or((rss > 0).then_some(rss));
-    Ended { outcome, wall_ms, cpu_ms, memory_bytes_peak, lingering }
+    let rss = Some(reported.rss_bytes_max).filter(|rss| *rss > 0);
+    Ended {
+        outcome,
+        wall_ms: reported.wall_ms,
+        cpu_ms: reported.cpu_ms,
+        memory_bytes_peak: call.hand.memory_peak().or(rss),
+        lingering: reported.lingering,
+        leftovers_ended,
+    }
 }
 
-/// CPU time, wall time, whether processes live on, and the largest resident set.
-type Reported = Option<(u64, u64, bool, u64)>;
+async fn once<E: Send>(call: &mut Call<'_>, outlet: &mut Outlet<E>) -> (Outcome, Option<Reported>) {
+    call.hand.memory_peak_reset();
+    match call.hand.exec(call.exec.clone(), call.spec.clone()).await {
+        Ok(exec) => {
+            let mut stdin = call.stdin.take();
+            let ended = follow(call, exec, &mut stdin, outlet).await;
+            // A command that did not start has taken nothing of it.
+            call.stdin = stdin;
+            ended
+        }
+        Err(error) => (Outcome::NotStarted { reason: chain(&error) }, None),
+    }
+}
+
+/// Ends what earlier commands left running in the hand; `false` if there is nothing, or if others run there.
+async fn end_leftovers(call: &Call<'_>) -> bool {
+    match call.lease {
+        Some(lease) => lease.end_leftovers().await,
+        None => ended_leftovers(call.hand).await,
+    }
+}
+
+/// [`end_leftovers`] of a hand in which nothing else runs.
+pub(crate) async fn ended_leftovers(hand: &Hand) -> bool {
+    let any = hand.link().ping().await.is_ok_and(|status| status.lingering > 0);
+    any && hand.link().kill_all().await.is_ok()
+}
+
+/// What the hand tells of a command's end.
+#[derive(Default)]
+struct Reported {
+    cpu_ms: u64,
+    wall_ms: u64,
+    lingering: bool,
+    rss_bytes_max: u64,
+    processes_full: bool,
+}
 
 async fn follow<E: Send>(
     call: &mut Call<'_>,
     mut exec: hands::Exec,
+    stdin: &mut Option<mpsc::Receiver<Vec<u8>>>,
     outlet: &mut Outlet<E>,
-) -> (Outcome, Reported) {
+) -> (Outcome, Option<Reported>) {
     let mut watch = interval(DISK_WATCH_EVERY);
     watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Beside the output: a command that writes before it has read all must not wait for itself.
-    let feed = feed(exec.take_stdin(), call.stdin.take());
+    let feed = feed(exec.take_stdin(), stdin);
     tokio::pin!(feed);
     let mut fed = false;
     // Why the command is being ended, and when its hand is.
@@ -86,9 +153,10 @@ async fn follow<E: Send>(
         tokio::select! {
             event = exec.next_event() => match event {
                 Some(ExecEvent::Output { fd, bytes }) => outlet.put(fd, &bytes, call.cancel).await,
-                Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max }) => {
+                Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max, processes_full }) => {
                     let outcome = stop.map_or(outcome, |(why, _)| why);
-                    return (outcome, Some((cpu_ms, wall_ms, lingering, rss_bytes_max)));
+                    let reported = Reported { cpu_ms, wall_ms, lingering, rss_bytes_max, processes_full };
+                    return (outcome, Some(reported));
                 }
                 None => {
                     let reason = call.hand.lost().unwrap_or_else(|| "the channel to it ended".into());
@@ -109,6 +177,7 @@ async fn follow<E: Send>(
                     let _ = exec.cancel().await;
                 }
             }
+            () = outlet.due() => outlet.send_recent(),
             () = &mut feed, if !fed => fed = true,
             control = next(&mut call.control) => match control {
                 // If it is over, or the hand is lost, that comes as an event.
@@ -124,11 +193,14 @@ async fn follow<E: Send>(
 }
 
 /// Passes standard input on until it ends, or the command takes no more.
-async fn feed(sink: Option<ExecStdin>, stdin: Option<mpsc::Receiver<Vec<u8>>>) {
-    let (Some(sink), Some(mut stdin)) = (sink, stdin) else { return };
+async fn feed(sink: Option<ExecStdin>, stdin: &mut Option<mpsc::Receiver<Vec<u8>>>) {
+    let (Some(mut sink), Some(stdin)) = (sink, stdin) else { return };
+    if !sink.started().await {
+        return;
+    }
     while let Some(bytes) = stdin.recv().await {
         if !sink.write(bytes.into()).await {
-            return;
+            return stdin.close();
         }
     }
 }
@@ -168,15 +240,41 @@ async fn outgrown(call: &Call<'_>) -> bool {
 }
 
 impl<E: Send> Outlet<E> {
-    /// Logs and passes on; waits for a slow caller, but not for one who cancelled.
+    /// Logs and passes on; does not wait for a caller who cancelled.
     async fn put(&mut self, fd: u8, bytes: &[u8], cancel: &CancellationToken) {
         if let Some(log) = self.logs.as_mut().and_then(|logs| logs.get_mut(usize::from(fd == 2))) {
             log.add(bytes);
         }
-        let event = (self.event)(fd, JsonBytes::new(bytes));
-        tokio::select! {
-            _ = self.events.send(event) => {}
-            () = cancel.cancelled() => {}
+        match &mut self.passed {
+            Passed::All(event) => {
+                let event = event(fd, JsonBytes::new(bytes));
+                tokio::select! {
+                    _ = self.events.send(event) => {}
+                    () = cancel.cancelled() => {}
+                }
+            }
+            Passed::Recent(recent) => {
+                recent.add(fd, bytes);
+                recent.send(&self.events);
+            }
+            Passed::Nothing => {}
+        }
+    }
+
+    /// Returns when there is something to tell of late.
+    async fn due(&self) {
+        match &self.passed {
+            Passed::Recent(recent) => match recent.due() {
+                Some(at) => sleep_until(at).await,
+                None => pending().await,
+            },
+            Passed::All(_) | Passed::Nothing => pending().await,
+        }
+    }
+
+    fn send_recent(&mut self) {
+        if let Passed::Recent(recent) = &mut self.passed {
+            recent.send(&self.events);
         }
     }
 }

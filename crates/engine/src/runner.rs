@@ -138,24 +138,20 @@ impl Runner {
         actor: Actor,
     ) -> Result<BranchInfo, Below> {
         let _turn = self.inner.warm.turn(&branch).await;
-        let hand = self.inner.warm.running_hand(&branch);
-        let busy = match &hand {
-            Some(hand) => {
-                hand.freeze().await.map_err(FreezeError).map_err(Below::new)?;
-                ForkBusy::Frozen
-            }
-            None => {
-                self.inner.warm.end(self, &branch).await.map_err(Below::new)?;
-                ForkBusy::Quiet
-            }
-        };
-        let parent = branch.clone();
-        let forked =
-            self.with_store(move |store| store.fork_branch(&branch, name.as_deref(), &actor, busy)).await;
-        if let Some(hand) = hand {
+        if let Some((hand, writer)) = self.inner.warm.running_hand(&branch) {
+            hand.freeze().await.map_err(FreezeError).map_err(Below::new)?;
+            let parent = branch.clone();
+            // What runs wrote what is found now, and not who forks. Of several execs the oldest is named.
+            let forked = self.with_store(move |store| {
+                store.fork_branch(&branch, name.as_deref(), &actor, ForkBusy::Frozen(&writer))
+            });
+            let forked = forked.await.map_err(Below::new);
             thaw(&hand, &parent).await;
+            return forked;
         }
-        forked.map_err(Below::new)
+        self.inner.warm.end(self, &branch).await.map_err(Below::new)?;
+        let fork = move |store: &Store| store.fork_branch(&branch, name.as_deref(), &actor, ForkBusy::Quiet);
+        self.with_store(fork).await.map_err(Below::new)
     }
 
     /// The branch, mounted, and a mount of it for a hand. The hand must be gone before the `Root` is.

@@ -9,19 +9,20 @@ use proto::error::{Code, Coded};
 use proto::ids::{BranchId, ExecId, VerifyId};
 use proto::spec::command::join_command;
 use proto::verify::{
-    ChangedFiles, CommandReport, Outcome, OutputTail, Phase, REPORT_VERSION, Report, Source, VerifyEvent,
-    VerifyRequest,
+    ChangedFiles, CommandReport, Outcome, OutputTail, OutputWanted, Phase, REPORT_VERSION, Report, Source,
+    VerifyEvent, VerifyRequest,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use vfs::{Actor, Clock as _, DirSource, GitSource, SystemClock};
+use vfs::{Actor, Cancel, Clock as _, DirSource, GitSource, SystemClock};
 
 use crate::below::Below;
 use crate::id;
 use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
-use crate::meter::{self, Call, Ended, Outlet};
+use crate::meter::{self, Call, Ended, LEFTOVERS_ENDED, Outlet, Passed};
+use crate::recent::Recent;
 use crate::record::Changes;
 use crate::runner::Runner;
 
@@ -168,6 +169,7 @@ struct Ran {
     audit: Option<(u64, u64)>,
     /// Background processes of a command may be at work.
     lingering: bool,
+    warnings: Vec<String>,
     confinement: Option<proto::verify::Confinement>,
 }
 
@@ -207,15 +209,14 @@ impl Run<'_> {
             changed: ran.changes.total(),
             commands: ran.commands,
             confinement: ran.confinement,
-            warnings: ground.base.warnings,
+            warnings: ground.base.warnings.into_iter().chain(ran.warnings).collect(),
             started_ms,
             wall_ms,
             audit: ran.audit,
         })
     }
 
-    /// Freezes the source and makes the branch. A cancelled freeze ends in the background: a base that nobody uses is
-    /// the garbage collector's.
+    /// Freezes the source and makes the branch.
     async fn ground(&self) -> Result<Ground, VerifyError> {
         let actor = Actor::verify(&self.id);
         // The name marks the branch as one to drop if this runner dies; one that will be kept has none.
@@ -230,11 +231,16 @@ impl Run<'_> {
             });
             return ground.await;
         }
-        let freeze = freeze(self.runner, self.request.source.clone(), self.events.clone());
-        let base = tokio::select! {
-            base = freeze => base?,
-            () = self.cancel.cancelled() => return Err(VerifyError::Cancelled),
+        let events = self.events.clone();
+        let tell = move |message: String| {
+            // Progress is for people: what a slow caller misses does not matter.
+            let _ = events.try_send(VerifyEvent::Progress { message });
         };
+        let base = self.runner.freeze_until(self.request.source.clone(), tell, &self.cancel).await;
+        let base = base.map_err(|error| {
+            let cancelled = matches!(error, vfs::FreezeError::Cancelled);
+            if cancelled { VerifyError::Cancelled } else { below(error) }
+        })?;
         let ground = self.runner.with_store(move |store| {
             // Nobody is told of it before its first command is recorded, which takes it to the disk.
             let branch = store.begin_branch(&base.id, name.as_deref(), &actor).map_err(below)?.id;
@@ -250,6 +256,7 @@ impl Run<'_> {
             return Ok(ran);
         }
         let logs = self.make_logs().await?;
+        let _taken = self.runner.inner.warm.take(self.runner, &ground.branch);
         self.progress("booting a hand").await;
         let (root, mount) = self.runner.root(&ground.branch).await.map_err(VerifyError::Below)?;
         let disk_bytes_max = grant.numbers.disk_bytes_max;
@@ -303,11 +310,14 @@ impl Run<'_> {
     ) -> Result<CommandReport, VerifyError> {
         let exec = ExecId::from_random(id::random());
         let log = |name: &str| StreamLog::new(stage.logs.join(format!("{index:03}-{name}")));
-        let mut outlet = Outlet {
-            events: self.events.clone(),
-            event: Box::new(move |fd, bytes| VerifyEvent::Output { index, fd, bytes }),
-            logs: Some([log("stdout"), log("stderr")]),
+        let passed = match self.request.output {
+            OutputWanted::None => Passed::Nothing,
+            OutputWanted::Recent => Passed::Recent(Recent::new(Box::new(move |fd, bytes, skipped| {
+                VerifyEvent::Output { index, fd, bytes, skipped }
+            }))),
         };
+        let mut outlet =
+            Outlet { events: self.events.clone(), passed, logs: Some([log("stdout"), log("stderr")]) };
         let spec = ExecSpec {
             argv: argv.iter().map(|word| word.clone().into_bytes()).collect(),
             cwd: None,
@@ -321,6 +331,7 @@ impl Run<'_> {
             runner: self.runner,
             branch,
             hand,
+            lease: None,
             exec: &exec,
             spec,
             cancel: &self.cancel,
@@ -331,6 +342,9 @@ impl Run<'_> {
         let ended = meter::run(call, &mut outlet).await;
         // What an earlier command left behind may write as well.
         ran.lingering |= ended.lingering;
+        if ended.leftovers_ended {
+            ran.warnings.push(format!("before `{}`: {LEFTOVERS_ENDED}", join_command(argv)));
+        }
         let changed = self.scan(branch, &Actor::exec(&exec), Some(join_command(argv)), ran).await?;
         Ok(report(phase, argv, exec, ended, outlet, changed))
     }
@@ -376,43 +390,58 @@ impl Run<'_> {
     }
 }
 
-/// Freezes a source that is not a branch.
-async fn freeze(
-    runner: &Runner,
-    source: Source,
-    events: mpsc::Sender<VerifyEvent>,
-) -> Result<BaseInfo, VerifyError> {
-    let tell = move |message: String| {
-        // Progress is for people: what a slow caller misses does not matter.
-        let _ = events.try_send(VerifyEvent::Progress { message });
-    };
-    runner.freeze(source, tell).await.map_err(below)
-}
-
 impl Runner {
-    /// Freezes a source as a base. A branch is no source for a base: its own base is.
+    /// Freezes a source as a base. A branch is no source for a base: its own base is. A caller that stops waiting ends it.
     pub async fn freeze(
         &self,
         source: Source,
         progress: impl Fn(String) + Send + 'static,
     ) -> Result<BaseInfo, vfs::FreezeError> {
-        self.with_store(move |store| {
+        self.freeze_until(source, progress, &self.inner.stopping).await
+    }
+
+    /// The same, and `stop` ends it. Returns when nothing of it is left then.
+    async fn freeze_until(
+        &self,
+        source: Source,
+        progress: impl Fn(String) + Send + 'static,
+        stop: &CancellationToken,
+    ) -> Result<BaseInfo, vfs::FreezeError> {
+        let cancel = CancelOnDrop(Cancel::default());
+        let flag = cancel.0.clone();
+        let freeze = self.with_store(move |store| {
             let progress = |text: &str| progress(text.to_owned());
             match source {
-                Source::Git { repo, rev } => store.freeze_git(&GitSource { repo, rev }, &progress),
+                Source::Git { repo, rev } => {
+                    store.freeze_git_until(&GitSource { repo, rev }, &progress, &flag)
+                }
                 Source::Directory { path, include_ignored } => {
-                    store.freeze_dir(&DirSource { path: os_path(&path), include_ignored }, &progress)
+                    let source = DirSource { path: os_path(&path), include_ignored };
+                    store.freeze_dir_until(&source, &progress, &flag)
                 }
                 Source::Files { files } => store.freeze_files(&files),
                 Source::Branch { .. } => store.freeze_files(&[]),
             }
-        })
-        .await
+        });
+        tokio::pin!(freeze);
+        tokio::select! {
+            base = &mut freeze => return base,
+            () = stop.cancelled() => cancel.0.cancel(),
+        }
+        freeze.await
     }
 
     /// Policy's decision about limits.
     pub fn grant(&self, asked: &proto::verify::LimitsAsked) -> Result<Grant, policy::Refusal> {
         policy::grant(asked, &self.settings().policy, &self.hands().caps())
+    }
+}
+
+struct CancelOnDrop(Cancel);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
     }
 }
 

@@ -1,6 +1,6 @@
 //! One warm hand per branch for execs: booted when first needed, kept while it is used, ended when idle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use vfs::{Actor, Root, Writers};
 use crate::below::Below;
 use crate::config::RunnerConfig;
 use crate::limits::{CAPTURE_EVERY, MOUNT_IDLE_MAX};
-use crate::meter::chain;
+use crate::meter::{chain, ended_leftovers};
 use crate::runner::Runner;
 
 /// Something runs on the branch.
@@ -69,6 +69,8 @@ fn below(error: impl Coded + Send + Sync + 'static) -> LeaseError {
 /// The warm hands.
 pub(crate) struct WarmHands {
     slots: Mutex<HashMap<BranchId, Warm>>,
+    /// Branches on which a verify runs, in a hand of its own.
+    taken: Mutex<HashSet<BranchId>>,
     /// Held while a branch's hand starts or ends, or the branch is forked or dropped.
     turns: Mutex<HashMap<BranchId, Arc<tokio::sync::Mutex<()>>>>,
     idle_max: Duration,
@@ -78,7 +80,8 @@ pub(crate) struct WarmHands {
 struct Warm {
     hand: Hand,
     limits: Vec<LimitInForce>,
-    running: usize,
+    /// The execs that run, oldest first.
+    running: Vec<Actor>,
     used: Instant,
     /// Whose background processes may still write.
     lingering: Option<Actor>,
@@ -90,22 +93,43 @@ struct Warm {
 pub(crate) struct Lease {
     runner: Runner,
     branch: BranchId,
+    actor: Actor,
     pub(crate) hand: Hand,
 }
 
 impl Lease {
     /// Notes that the exec left processes behind.
-    pub(crate) fn lingering(&self, actor: &Actor) {
+    pub(crate) fn lingering(&self) {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
-            warm.lingering = Some(actor.clone());
+            warm.lingering = Some(self.actor.clone());
         }
+    }
+
+    /// Ends what earlier execs left running in the hand, and captures what that wrote last; `false` if there is nothing, or
+    /// if another exec runs there.
+    pub(crate) async fn end_leftovers(&self) -> bool {
+        let warm = &self.runner.inner.warm;
+        let _turn = warm.turn(&self.branch).await;
+        let lingering = match warm.slots().get(&self.branch) {
+            Some(warm) if warm.running.len() == 1 => warm.lingering.clone(),
+            Some(_) | None => return false,
+        };
+        if !ended_leftovers(&self.hand).await {
+            return false;
+        }
+        if let Some(actor) = lingering
+            && capture(&self.runner, &self.branch, &actor, Writers::Gone).await
+        {
+            warm.forget_background(&self.branch);
+        }
+        true
     }
 
     /// Whether other processes may write to the branch: another exec's, or what an earlier one left behind.
     pub(crate) fn writers(&self) -> Writers {
         let slots = self.runner.inner.warm.slots();
         match slots.get(&self.branch) {
-            Some(warm) if warm.running > 1 || warm.lingering.is_some() => Writers::MayLive,
+            Some(warm) if warm.running.len() > 1 || warm.lingering.is_some() => Writers::MayLive,
             Some(_) | None => Writers::Gone,
         }
     }
@@ -114,9 +138,21 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
-            warm.running = warm.running.saturating_sub(1);
+            warm.running.retain(|actor| *actor != self.actor);
             warm.used = Instant::now();
         }
+    }
+}
+
+/// See [`WarmHands::take`].
+pub(crate) struct Taken {
+    runner: Runner,
+    branch: BranchId,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.runner.inner.warm.taken().remove(&self.branch);
     }
 }
 
@@ -124,6 +160,7 @@ impl WarmHands {
     pub(crate) fn new(config: &RunnerConfig) -> Self {
         Self {
             slots: Mutex::default(),
+            taken: Mutex::default(),
             turns: Mutex::default(),
             idle_max: Duration::from_millis(config.warm_idle_ms_max),
             hands_max: config.warm_hands_max as usize,
@@ -132,7 +169,7 @@ impl WarmHands {
 
     /// Execs that run now.
     pub(crate) fn running(&self) -> usize {
-        self.slots().values().map(|warm| warm.running).sum()
+        self.slots().values().map(|warm| warm.running.len()).sum()
     }
 
     /// Hands whose background processes may still be at work.
@@ -140,9 +177,34 @@ impl WarmHands {
         self.slots().values().filter(|warm| warm.lingering.is_some()).count()
     }
 
-    /// The branch's hand, if something runs in it.
-    pub(crate) fn running_hand(&self, branch: &BranchId) -> Option<Hand> {
-        self.slots().get(branch).filter(|warm| warm.running > 0).map(|warm| warm.hand.clone())
+    /// The branch's hand, if something runs in it, and the exec that has run longest.
+    pub(crate) fn running_hand(&self, branch: &BranchId) -> Option<(Hand, Actor)> {
+        let slots = self.slots();
+        let warm = slots.get(branch)?;
+        Some((warm.hand.clone(), warm.running.first()?.clone()))
+    }
+
+    /// Whether no process can write to the branch any more. The caller holds the branch's turn.
+    async fn stands_still(&self, branch: &BranchId) -> bool {
+        let hand = match self.slots().get(branch) {
+            Some(warm) if warm.running.is_empty() => warm.hand.clone(),
+            Some(_) | None => return false,
+        };
+        match hand.link().ping().await {
+            Ok(status) => status.execs.is_empty() && status.lingering == 0,
+            Err(_) if hand.lost().is_some() => {
+                // Of no use any more: whatever still runs in it ends now.
+                hand.stop().await;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn forget_background(&self, branch: &BranchId) {
+        if let Some(warm) = self.slots().get_mut(branch) {
+            warm.lingering = None;
+        }
     }
 
     /// Waits until nothing else starts, ends, forks or drops on the branch.
@@ -161,9 +223,11 @@ impl WarmHands {
         runner: &Runner,
         branch: &BranchId,
         grant: Grant,
+        actor: &Actor,
     ) -> Result<Lease, LeaseError> {
         let _turn = self.turn(branch).await;
-        if let Some(lease) = self.join(runner, branch, &grant.limits) {
+        self.check_free(branch).map_err(below)?;
+        if let Some(lease) = self.join(runner, branch, &grant.limits, actor) {
             return Ok(lease);
         }
         self.end(runner, branch).await.map_err(LeaseError::Limits)?;
@@ -177,32 +241,40 @@ impl WarmHands {
         let warm = Warm {
             hand: hand.clone(),
             limits,
-            running: 1,
+            running: vec![actor.clone()],
             used: Instant::now(),
             lingering: None,
             _root: root,
         };
         self.slots().insert(branch.clone(), warm);
-        Ok(Lease { runner: runner.clone(), branch: branch.clone(), hand })
+        Ok(Lease { runner: runner.clone(), branch: branch.clone(), actor: actor.clone(), hand })
     }
 
-    fn join(&self, runner: &Runner, branch: &BranchId, limits: &[LimitInForce]) -> Option<Lease> {
+    fn join(
+        &self,
+        runner: &Runner,
+        branch: &BranchId,
+        limits: &[LimitInForce],
+        actor: &Actor,
+    ) -> Option<Lease> {
         let mut slots = self.slots();
         let warm = slots.get_mut(branch)?;
         if warm.hand.lost().is_some() || !same_hand(&warm.limits, limits) {
             return None;
         }
-        warm.running += 1;
-        Some(Lease { runner: runner.clone(), branch: branch.clone(), hand: warm.hand.clone() })
+        warm.running.push(actor.clone());
+        let (runner, branch, actor) = (runner.clone(), branch.clone(), actor.clone());
+        Some(Lease { runner, branch, actor, hand: warm.hand.clone() })
     }
 
     /// Ends the branch's hand, if it is idle. The caller holds the branch's turn.
     pub(crate) async fn end(&self, runner: &Runner, branch: &BranchId) -> Result<(), BusyError> {
+        self.check_free(branch)?;
         let warm = {
             let mut slots = self.slots();
             match slots.get(branch) {
                 None => return Ok(()),
-                Some(warm) if warm.running > 0 && warm.hand.lost().is_none() => {
+                Some(warm) if !warm.running.is_empty() && warm.hand.lost().is_none() => {
                     return Err(BusyError { branch: branch.clone() });
                 }
                 Some(_) => slots.remove(branch),
@@ -212,6 +284,20 @@ impl WarmHands {
             stop(runner, branch, warm).await;
         }
         Ok(())
+    }
+
+    /// Keeps execs, forks and drops away from a branch until the guard is gone.
+    pub(crate) fn take(&self, runner: &Runner, branch: &BranchId) -> Taken {
+        self.taken().insert(branch.clone());
+        Taken { runner: runner.clone(), branch: branch.clone() }
+    }
+
+    fn check_free(&self, branch: &BranchId) -> Result<(), BusyError> {
+        if self.taken().contains(branch) { Err(BusyError { branch: branch.clone() }) } else { Ok(()) }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, HashSet<BranchId>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends all hands, whatever runs in them.
@@ -229,7 +315,8 @@ impl WarmHands {
             if slots.len() < self.hands_max {
                 return;
             }
-            let idle = slots.iter().filter(|(_, warm)| warm.running == 0).min_by_key(|(_, warm)| warm.used);
+            let idle =
+                slots.iter().filter(|(_, warm)| warm.running.is_empty()).min_by_key(|(_, warm)| warm.used);
             let oldest = idle.map(|(branch, _)| branch.clone());
             oldest.and_then(|branch| slots.remove(&branch).map(|warm| (branch, warm)))
         };
@@ -257,14 +344,34 @@ async fn stop(runner: &Runner, branch: &BranchId, warm: Warm) {
     }
 }
 
-async fn capture(runner: &Runner, branch: &BranchId, actor: &Actor, writers: Writers) {
+/// Captures what background processes wrote; when none is left any more, for the last time.
+async fn capture_background(runner: &Runner, branch: &BranchId, actor: &Actor) {
+    let warm = &runner.inner.warm;
+    // Nothing can start on the branch meanwhile, so that what looks like the last time is.
+    let turn = warm.turn(branch).await;
+    if warm.stands_still(branch).await {
+        if capture(runner, branch, actor, Writers::Gone).await {
+            warm.forget_background(branch);
+        }
+        return;
+    }
+    drop(turn);
+    capture(runner, branch, actor, Writers::MayLive).await;
+}
+
+/// Returns whether that could be done.
+async fn capture(runner: &Runner, branch: &BranchId, actor: &Actor, writers: Writers) -> bool {
     let (id, actor) = (branch.clone(), actor.clone());
     let scan = runner.with_store(move |store| match writers {
         Writers::MayLive => store.scan_live(&id, &actor, None),
         Writers::Gone => store.scan(&id, &actor, None),
     });
-    if let Err(error) = scan.await {
-        tracing::error!(%branch, error = chain(&error), "background changes can't be captured");
+    match scan.await {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::error!(%branch, error = chain(&error), "background changes can't be captured");
+            false
+        }
     }
 }
 
@@ -290,12 +397,13 @@ pub(crate) async fn keep(runner: Runner) {
                 .collect()
         };
         for (branch, actor) in lingering {
-            capture(&runner, &branch, &actor, Writers::MayLive).await;
+            capture_background(&runner, &branch, &actor).await;
         }
         let idle: Vec<BranchId> = {
             let slots = warm.slots();
-            let idle =
-                slots.iter().filter(|(_, held)| held.running == 0 && held.used.elapsed() > warm.idle_max);
+            let idle = slots
+                .iter()
+                .filter(|(_, held)| held.running.is_empty() && held.used.elapsed() > warm.idle_max);
             idle.map(|(branch, _)| branch.clone()).collect()
         };
         for branch in idle {

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::ffi::CString;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -32,22 +33,39 @@ use crate::limits::{DRAIN, SINK_PAUSE};
 use crate::plan::{MORE_OF_THE_HOST, Plan};
 use crate::table::{Cause, MURDERED, Table, Ticket};
 
+/// No process can be made: a limit is reached.
+const EAGAIN: i32 = 11;
+
 type Sender = mpsc::Sender<Result<ExecOutput, Status>>;
 
-/// Starts a planned exec; its output goes to `out`. Err: why it could not be started.
+/// Why a command could not be started.
+pub struct Failure {
+    /// In words.
+    pub reason: String,
+    /// The hand has as many processes as it may have.
+    pub processes_full: bool,
+}
+
+impl<T: Display> From<T> for Failure {
+    fn from(error: T) -> Self {
+        Self { reason: error.to_string(), processes_full: false }
+    }
+}
+
+/// Starts a planned exec; its output goes to `out`.
 pub fn start(
     table: &Arc<Table>,
     plan: &Plan,
     input: Streaming<ExecInput>,
     null: &OwnedFd,
     out: Sender,
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     let directory = plan.directory(&table.root);
     let command = Command {
-        exe: plan.program(&directory).map_err(|error| error.to_string())?,
+        exe: plan.program(&directory)?,
         argv: plan.argv.clone(),
         env: plan.env.clone(),
-        cwd: CString::new(directory.as_os_str().as_bytes()).map_err(|error| error.to_string())?,
+        cwd: CString::new(directory.as_os_str().as_bytes())?,
         terminal: plan.pty.is_some(),
     };
     let plumbing = Plumbing::lay(plan).map_err(|error| format!("the hand can't make pipes: {error}"))?;
@@ -96,12 +114,13 @@ pub fn start(
     Ok(())
 }
 
-/// What became of an attempt to start, in words.
-fn start_failure(stage: Stage, errno: i32, command: &Command, directory: &Path) -> String {
+/// What became of an attempt to start.
+fn start_failure(stage: Stage, errno: i32, command: &Command, directory: &Path) -> Failure {
     let error = io::Error::from_raw_os_error(errno);
     let program = command.exe.to_string_lossy();
-    match (stage, errno) {
-        (Stage::Fork, 11) => "the hand's process limit is reached".into(),
+    let processes_full = (stage, errno) == (Stage::Fork, EAGAIN);
+    let reason = match (stage, errno) {
+        (Stage::Fork, EAGAIN) => "the hand's process limit is reached".into(),
         (Stage::Fork, 12) => "the hand's memory limit is reached".into(),
         (Stage::Fork, _) => format!("the hand can't make a process: {error}"),
         (Stage::Terminal, _) => format!("the terminal can't be taken: {error}"),
@@ -119,7 +138,8 @@ fn start_failure(stage: Stage, errno: i32, command: &Command, directory: &Path) 
         }
         (Stage::Exec, 2) => format!("`{program}` was not found in the sandbox"),
         (Stage::Exec, _) => format!("`{program}` can't be executed: {error}"),
-    }
+    };
+    Failure { reason, processes_full }
 }
 
 /// Both sides of what connects the command.
@@ -313,6 +333,13 @@ struct End {
     rss_bytes_max: u64,
     wall_us: u64,
     lingering: bool,
+    processes_full: bool,
+}
+
+impl End {
+    fn without_numbers(how: How) -> Self {
+        End { how, cpu_us: 0, rss_bytes_max: 0, wall_us: 0, lingering: false, processes_full: false }
+    }
 }
 
 /// The life of one exec.
@@ -325,7 +352,7 @@ struct Task {
     cause: Option<Cause>,
     killing: bool,
     ended: Option<End>,
-    failure: Box<dyn Fn(Stage, i32) -> String + Send>,
+    failure: Box<dyn Fn(Stage, i32) -> Failure + Send>,
     since: Instant,
     deadline: Option<(u64, Pin<Box<Sleep>>)>,
     drain: Option<Pin<Box<Sleep>>>,
@@ -403,11 +430,14 @@ impl Task {
                     self.pending = Some(output(Output::Started(Started { pid })));
                 }
                 Some(Report::Failed { stage, errno }) => {
-                    let reason = (self.failure)(stage, errno);
-                    self.on_end(How::NotStarted(reason), 0, 0, 0, false);
+                    let Failure { reason, processes_full } = (self.failure)(stage, errno);
+                    let how = How::NotStarted(reason);
+                    self.on_end(End { processes_full, ..End::without_numbers(how) });
                 }
                 Some(Report::Exited { status, cpu_us, rss_bytes_max, wall_us, lingering }) => {
-                    self.on_end(how(status), cpu_us, rss_bytes_max, wall_us, lingering);
+                    let how = how(status);
+                    let processes_full = false;
+                    self.on_end(End { how, cpu_us, rss_bytes_max, wall_us, lingering, processes_full });
                 }
                 None => {}
             }
@@ -419,13 +449,13 @@ impl Task {
                 self.cause = Some(Cause::Lost(MURDERED.into()));
             }
             let wall_us = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
-            self.on_end(How::Lost(MURDERED.into()), 0, 0, wall_us, false);
+            self.on_end(End { wall_us, ..End::without_numbers(How::Lost(MURDERED.into())) });
         }
     }
 
-    fn on_end(&mut self, how: How, cpu_us: u64, rss_bytes_max: u64, wall_us: u64, lingering: bool) {
+    fn on_end(&mut self, end: End) {
         self.report = None;
-        self.ended = Some(End { how, cpu_us, rss_bytes_max, wall_us, lingering });
+        self.ended = Some(end);
         self.drain = Some(Box::pin(tokio::time::sleep(DRAIN)));
         self.table.command_over(&self.ticket);
     }
@@ -474,6 +504,7 @@ impl Task {
             lingering: end.lingering && !gone,
             stdout_bytes: self.streams[0].bytes,
             stderr_bytes: self.streams[1].bytes,
+            processes_full: end.processes_full,
         }
     }
 }

@@ -88,8 +88,9 @@ fn refused(error: &FileError) -> Status {
     }
 }
 
-fn not_started(reason: String) -> ExecOutput {
-    let exited = Exited { how: Some(How::NotStarted(reason)), ..Exited::default() };
+fn not_started(failure: exec::Failure) -> ExecOutput {
+    let exec::Failure { reason, processes_full } = failure;
+    let exited = Exited { how: Some(How::NotStarted(reason)), processes_full, ..Exited::default() };
     ExecOutput { output: Some(Output::Exited(exited)) }
 }
 
@@ -111,11 +112,11 @@ impl Hand for Server {
         }
         let (out, stream) = mpsc::channel(2);
         let started = plan::check(start)
-            .map_err(|error| error.to_string())
+            .map_err(exec::Failure::from)
             .and_then(|plan| exec::start(&self.table, &plan, input, &self.null, out.clone()));
-        if let Err(reason) = started {
+        if let Err(failure) = started {
             // The channel is new: there is room.
-            let _ = out.try_send(Ok(not_started(reason)));
+            let _ = out.try_send(Ok(not_started(failure)));
         }
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -186,6 +187,7 @@ impl Hand for Server {
 
     async fn kill_all(&self, _: Request<KillAllRequest>) -> Result<Response<KillAllReply>, Status> {
         let execs = self.table.kill_everything(&Cause::Cancelled);
+        self.table.until_empty().await;
         Ok(Response::new(KillAllReply { execs: u32::try_from(execs).unwrap_or(u32::MAX) }))
     }
 }

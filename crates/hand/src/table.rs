@@ -205,6 +205,16 @@ impl Table {
         count
     }
 
+    /// Returns when no process but this one is left, or after a while in spite of one that can't be killed.
+    pub async fn until_empty(&self) {
+        let since = Instant::now();
+        let me = std::process::id().cast_signed();
+        while !tree::descendants(me).is_empty() && since.elapsed() < KILL_PATIENCE {
+            self.reap();
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    }
+
     /// Waits for every dead child. One that is a supervisor which did not end by itself was killed by the code that ran
     /// here: nothing holds that exec's processes together any more, so all of them are killed.
     pub fn reap(&self) -> bool {

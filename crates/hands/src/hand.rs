@@ -301,6 +301,18 @@ impl Hand {
 
     async fn set_frozen(&self, frozen: bool) -> Result<(), FreezeError> {
         let group = self.group().ok_or(FreezeError::Unsupported)?;
+        // Before it stands still, and after it does not.
+        if frozen {
+            self.inner.link.set_frozen(true);
+        }
+        let done = self.change_frozen(group, frozen).await;
+        if done.is_ok() != frozen {
+            self.inner.link.set_frozen(false);
+        }
+        done
+    }
+
+    async fn change_frozen(&self, group: &Group, frozen: bool) -> Result<(), FreezeError> {
         let deadline = Instant::now() + FREEZE_PATIENCE;
         let mut pause = Duration::from_micros(100);
         group.set_frozen(frozen).map_err(FreezeError::from_io)?;
@@ -406,7 +418,8 @@ impl Exec {
     /// something of the hand for memory went over its limit; one of a hand that died tells why the hand did.
     pub async fn next_event(&mut self) -> Option<ExecEvent> {
         let event = self.exec.next_event().await?;
-        let ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max } = event else {
+        let ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max, processes_full } = event
+        else {
             return Some(event);
         };
         let outcome = match outcome {
@@ -423,7 +436,7 @@ impl Exec {
             | Outcome::Cancelled
             | Outcome::Skipped) => other,
         };
-        Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max })
+        Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max, processes_full })
     }
 
     async fn why_lost(&self, reason: String) -> Outcome {

@@ -15,6 +15,7 @@ mod selftest;
 mod spawner;
 mod tier;
 mod toolchains;
+mod transport;
 pub mod warden;
 
 pub use hand::{Exec, FreezeError, Hand};

@@ -13,8 +13,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::client::conn::http2::{Builder, SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper::client::conn::http2::Builder;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::error::{Code, Coded};
 use proto::hand::control_request::Action;
 use proto::hand::exec_input::Input;
@@ -29,13 +29,14 @@ use proto::hand::{
 };
 use proto::ids::ExecId;
 use proto::verify::Outcome;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
-use tonic::codegen::http::{Request, Response, Uri};
+use tonic::codegen::http::Uri;
 use tonic::{Status, Streaming};
+
+use crate::transport::{Connection, Patience, Stillness, Watched};
 
 /// How often a hand that has something to do is asked whether it lives.
 pub const PING_INTERVAL: Duration = Duration::from_secs(2);
@@ -53,6 +54,7 @@ const STDIN_CHUNKS_MAX: usize = 2;
 pub struct Link {
     client: HandClient<Connection>,
     lost: watch::Receiver<Option<String>>,
+    still: Arc<watch::Sender<Stillness>>,
 }
 
 /// A terminal's size.
@@ -115,6 +117,8 @@ pub enum ExecEvent {
         lingering: bool,
         /// Largest resident set of one of its processes.
         rss_bytes_max: u64,
+        /// It could not be started because the hand has as many processes as it may have.
+        processes_full: bool,
     },
 }
 
@@ -172,9 +176,10 @@ impl Link {
         channel.set_nonblocking(true).map_err(LinkError::Channel)?;
         let stream = UnixStream::from_std(channel).map_err(LinkError::Channel)?;
         let closed = Arc::new(AtomicBool::new(false));
+        let (still, stillness) = watch::channel(Stillness::default());
         let watched = Watched { stream, closed: Arc::clone(&closed) };
         let handshake = Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
+            .timer(Patience(stillness))
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_PATIENCE)
             .keep_alive_while_idle(false)
@@ -193,7 +198,7 @@ impl Link {
         });
         let client = HandClient::with_origin(Connection(sender), Uri::from_static("http://hand"))
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Ok(Link { client, lost })
+        Ok(Link { client, lost, still: Arc::new(still) })
     }
 
     /// Runs a command. What can't be started ends with [`Outcome::NotStarted`].
@@ -209,7 +214,8 @@ impl Link {
         let stream =
             self.client.clone().exec(input).await.map_err(|status| self.error(&status))?.into_inner();
         let control = ExecControl { id, link: self.clone() };
-        Ok(Exec { control, stdin, stream, wall_ms_max, over: false })
+        let (started, _) = watch::channel(false);
+        Ok(Exec { control, stdin, stream, wall_ms_max, started, over: false })
     }
 
     /// Writes a file below the branch's root, making missing directories. `mode` 0 is 0644.
@@ -257,11 +263,20 @@ impl Link {
         Ok(reply.into_inner())
     }
 
-    /// Kills every process of every exec, background processes included. Returns how many execs had any.
+    /// Kills every process of every exec, background processes included, and returns when they are gone: how many execs
+    /// had any.
     pub async fn kill_all(&self) -> Result<u32, LinkError> {
         let reply =
             self.client.clone().kill_all(KillAllRequest {}).await.map_err(|status| self.error(&status))?;
         Ok(reply.into_inner().execs)
+    }
+
+    /// Tells that the hand was frozen, or thawed: meanwhile it can't answer, and is not lost because of that.
+    pub(crate) fn set_frozen(&self, frozen: bool) {
+        self.still.send_modify(|still| {
+            still.thaws += u64::from(still.frozen && !frozen);
+            still.frozen = frozen;
+        });
     }
 
     /// Why the hand is lost, if it is.
@@ -375,6 +390,7 @@ pub struct Exec {
     stdin: Option<mpsc::Sender<ExecInput>>,
     stream: Streaming<ExecOutput>,
     wall_ms_max: u64,
+    started: watch::Sender<bool>,
     over: bool,
 }
 
@@ -387,7 +403,10 @@ pub struct ExecControl {
 
 /// Where piped stdin goes. Dropping it is the end of stdin.
 #[derive(Debug)]
-pub struct ExecStdin(mpsc::Sender<ExecInput>);
+pub struct ExecStdin {
+    sender: mpsc::Sender<ExecInput>,
+    started: watch::Receiver<bool>,
+}
 
 impl Exec {
     /// The next thing that it tells; after `Ended`, `None`. Not calling it makes the command wait, once its output fills
@@ -402,7 +421,11 @@ impl Exec {
                     ExecEvent::Output { fd: 2, bytes }
                 }
                 Ok(Some(ExecOutput { output: Some(Output::Exited(exited)) })) => self.ended(exited),
-                Ok(Some(ExecOutput { output: Some(Output::Started(_)) | None })) => continue,
+                Ok(Some(ExecOutput { output: Some(Output::Started(_)) })) => {
+                    self.started.send_replace(true);
+                    continue;
+                }
+                Ok(Some(ExecOutput { output: None })) => continue,
                 Ok(None) => self.lost("the hand ended the call without a word".into()),
                 Err(status) => {
                     // The stream hears of the channel's end before the cause is known.
@@ -434,7 +457,7 @@ impl Exec {
 
     /// Takes stdin away, to be filled by another task.
     pub fn take_stdin(&mut self) -> Option<ExecStdin> {
-        self.stdin.take().map(ExecStdin)
+        self.stdin.take().map(|sender| ExecStdin { sender, started: self.started.subscribe() })
     }
 
     /// A handle that acts on it from elsewhere.
@@ -474,6 +497,7 @@ impl Exec {
             wall_ms: exited.wall_ms,
             lingering: exited.lingering,
             rss_bytes_max: exited.rss_bytes_max,
+            processes_full: exited.processes_full,
         }
     }
 
@@ -507,9 +531,15 @@ impl ExecControl {
 }
 
 impl ExecStdin {
+    /// Returns when the command has started. False: it is over, and may never have started. It needs [`Exec::next_event`]
+    /// to be called meanwhile.
+    pub async fn started(&mut self) -> bool {
+        self.started.wait_for(|started| *started).await.is_ok()
+    }
+
     /// See [`Exec::stdin`].
     pub async fn write(&self, bytes: Bytes) -> bool {
-        send(&self.0, bytes).await
+        send(&self.sender, bytes).await
     }
 }
 
@@ -533,84 +563,6 @@ fn reason(error: Option<hyper::Error>, closed: bool) -> String {
     }
 }
 
-/// The client's transport: hyper's one connection, without tonic's balancing and buffering in between.
-#[derive(Clone, Debug)]
-struct Connection(SendRequest<tonic::body::Body>);
-
-impl tower::Service<Request<tonic::body::Body>> for Connection {
-    type Response = Response<hyper::body::Incoming>;
-    type Error = hyper::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
-    }
-}
-
-/// The stream, and whether its other side was seen to be closed.
-#[derive(Debug)]
-struct Watched {
-    stream: UnixStream,
-    closed: Arc<AtomicBool>,
-}
-
-impl Watched {
-    fn note<T>(&self, polled: Poll<io::Result<T>>, end: impl FnOnce(&T) -> bool) -> Poll<io::Result<T>> {
-        let closed = match &polled {
-            Poll::Ready(Ok(value)) => end(value),
-            Poll::Ready(Err(_)) => true,
-            Poll::Pending => false,
-        };
-        if closed {
-            self.closed.store(true, Ordering::Relaxed);
-        }
-        polled
-    }
-}
-
-impl AsyncRead for Watched {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
-        self.note(polled, |()| buf.filled().len() == before)
-    }
-}
-
-impl AsyncWrite for Watched {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.note(polled, |_| false)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        self.note(polled, |_| false)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
 #[cfg(test)]
 mod tests {
     use super::*;

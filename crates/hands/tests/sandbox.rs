@@ -166,6 +166,9 @@ async fn a_frozen_hand_stands_still() {
     let before = count();
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(count(), before);
+    // It can't answer meanwhile, however long that is, and goes on as if nothing had been.
+    tokio::time::sleep(hands::link::PING_INTERVAL + hands::link::PING_PATIENCE + Duration::from_secs(2))
+        .await;
     hand.thaw().await.unwrap();
     testkit::wait_until("counting on", Duration::from_secs(10), || count() != before && !count().is_empty());
     exec.cancel().await.unwrap();

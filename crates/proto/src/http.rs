@@ -36,6 +36,9 @@ pub struct RunnerInfo {
     pub clients: u32,
     /// Verifies and execs that run now.
     pub running: u32,
+    /// Hands in which background processes of an exec may still be at work.
+    #[serde(default)]
+    pub lingering: u32,
     /// Milliseconds since it started.
     pub uptime_ms: u64,
 }
@@ -297,6 +300,9 @@ pub struct ExecReport {
     pub audit: Option<(u64, u64)>,
     /// Whether processes that it started still run.
     pub lingering: bool,
+    /// Things to know: background processes that were ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// What was in force.
     pub confinement: Confinement,
 }

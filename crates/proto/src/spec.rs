@@ -13,7 +13,7 @@ use crate::ids::BranchId;
 use crate::nearest::nearest;
 use crate::path::{JsonBytes, TreePath};
 use crate::units::{parse_bytes, parse_cpu_milli, parse_millis};
-use crate::verify::{InlineFile, LimitsAsked, Source, VerifyRequest};
+use crate::verify::{InlineFile, LimitsAsked, OutputWanted, Source, VerifyRequest};
 
 pub use command::{CommandError, split_command};
 
@@ -113,6 +113,7 @@ pub fn parse_spec(text: &str, base_dir: &Path) -> Result<VerifyRequest, SpecErro
         limits: limits(table.get("limits"))?,
         keep_going: flag(&table, "keep_going")?,
         keep_branch: flag(&table, "keep_branch")?,
+        output: OutputWanted::default(),
     })
 }
 

@@ -96,6 +96,20 @@ pub struct VerifyRequest {
     /// Keep the branch afterwards.
     #[serde(default)]
     pub keep_branch: bool,
+    /// What of the commands' output is sent while they run.
+    #[serde(default)]
+    pub output: OutputWanted,
+}
+
+/// What of the commands' output a caller is sent while they run. All of it is in the logs that the report names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputWanted {
+    /// The latest of it, a few times per second: something to look at.
+    #[default]
+    Recent,
+    /// Nothing: the report is enough.
+    None,
 }
 
 /// Which list of the request a command stood in.
@@ -333,7 +347,7 @@ pub enum VerifyEvent {
         /// The command.
         argv: Vec<String>,
     },
-    /// A command wrote.
+    /// A command wrote. These are the latest bytes: output that is too much, or too much for a slow caller, is skipped.
     Output {
         /// Its place.
         index: u32,
@@ -341,6 +355,9 @@ pub enum VerifyEvent {
         fd: u8,
         /// What it wrote.
         bytes: JsonBytes,
+        /// Bytes before these that were not sent.
+        #[serde(default)]
+        skipped: u64,
     },
     /// A command ended.
     Ended {

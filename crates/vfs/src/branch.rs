@@ -595,18 +595,18 @@ pub(crate) fn random() -> io::Result<[u8; 10]> {
 
 /// Whether writers may live on a branch that is being forked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ForkBusy {
+pub enum ForkBusy<'a> {
     /// Nothing has it mounted but this store.
     Quiet,
-    /// What runs on it is frozen, and goes on afterwards.
-    Frozen,
+    /// What runs on it is frozen, and goes on afterwards. What was written last is this one's.
+    Frozen(&'a Actor),
 }
 
-impl ForkBusy {
+impl ForkBusy<'_> {
     pub(crate) fn writers(self) -> Writers {
         match self {
             ForkBusy::Quiet => Writers::Gone,
-            ForkBusy::Frozen => Writers::MayLive,
+            ForkBusy::Frozen(_) => Writers::MayLive,
         }
     }
 }

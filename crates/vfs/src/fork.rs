@@ -93,7 +93,7 @@ impl Store {
         parent: &BranchId,
         name: Option<&str>,
         actor: &Actor,
-        busy: ForkBusy,
+        busy: ForkBusy<'_>,
     ) -> Result<BranchInfo, ForkError> {
         check_name(name)?;
         let lock = self.branch_lock(parent);
@@ -102,8 +102,12 @@ impl Store {
             return Err(ForkError::NoBranch(parent.clone()));
         }
         let unscanned = self.inner.live.unscanned().contains(parent);
-        if unscanned || busy == ForkBusy::Frozen || self.inner.live.may_be_written(parent) {
-            let found_by = if unscanned { Actor::recovery() } else { Actor::unknown() };
+        if unscanned || busy != ForkBusy::Quiet || self.inner.live.may_be_written(parent) {
+            let found_by = match busy {
+                _ if unscanned => Actor::recovery(),
+                ForkBusy::Frozen(writer) => writer.clone(),
+                ForkBusy::Quiet => Actor::unknown(),
+            };
             self.scan_locked(parent, &found_by, None, busy.writers())?;
             self.inner.live.unscanned().remove(parent);
         }
@@ -114,7 +118,7 @@ impl Store {
         let fork = Fork { parent, child, name, actor, layers, engine };
         let made = match busy {
             ForkBusy::Quiet if engine.can_seal() => self.fork_sealing(&fork)?,
-            ForkBusy::Quiet | ForkBusy::Frozen => self.fork_copying(&fork)?,
+            ForkBusy::Quiet | ForkBusy::Frozen(_) => self.fork_copying(&fork)?,
         };
         if made.depth > LAYERS_HARD_MAX {
             self.flatten_now(parent, &made.id);

@@ -21,6 +21,8 @@ use proto::error::{Code, Coded};
 
 use self::run::Bounded;
 
+use crate::base::Cancel;
+
 /// Longest run of one command.
 const RUN_MAX: Duration = Duration::from_secs(60 * 60);
 /// Longest silence of a command that talks to a network.
@@ -29,6 +31,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(180);
 const STDOUT_BYTES_MAX: usize = 1 << 30;
 /// Bytes of standard error that an error keeps: the last ones.
 const STDERR_BYTES_MAX: usize = 4096;
+/// How often a command that says nothing is looked at, whether it was cancelled.
+const CANCEL_EVERY: Duration = Duration::from_millis(50);
 
 /// Configuration of every command, stronger than any file's.
 const CONFIG: &[(&str, &str)] = &[
@@ -168,6 +172,7 @@ pub struct Git {
     run_max: Duration,
     input: Option<Arc<File>>,
     silence_max: Duration,
+    cancel: Cancel,
 }
 
 impl Git {
@@ -181,6 +186,7 @@ impl Git {
             run_max: RUN_MAX,
             input: None,
             silence_max: RUN_MAX,
+            cancel: Cancel::default(),
         }
     }
 
@@ -236,6 +242,13 @@ impl Git {
     #[must_use]
     pub fn silence_max(mut self, max: Duration) -> Self {
         self.silence_max = max;
+        self
+    }
+
+    /// Ends it when that is cancelled.
+    #[must_use]
+    pub fn until(mut self, cancel: &Cancel) -> Self {
+        self.cancel = cancel.clone();
         self
     }
 

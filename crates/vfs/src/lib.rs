@@ -42,7 +42,7 @@ mod walk;
 mod world;
 
 pub use audit::{Actor, AuditCheck, AuditFilter, KeyError, LOG_ROWS_MAX};
-pub use base::{BaseError, DirSource, FreezeError, GcError, GcReport, GitSource};
+pub use base::{BaseError, Cancel, DirSource, FreezeError, GcError, GcReport, GitSource};
 pub use beneath::{BeneathError, FileKind, FileStat};
 pub use blobs::BlobError;
 pub use branch::{BranchAtError, BranchError, CreateError, ForkBusy, MountError, NameError};

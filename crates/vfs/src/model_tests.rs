@@ -202,7 +202,8 @@ impl Model {
             }
             Op::Fork(n, frozen) => {
                 let Some(parent) = self.pick(*n) else { return };
-                let busy = if *frozen { ForkBusy::Frozen } else { ForkBusy::Quiet };
+                let writer = me();
+                let busy = if *frozen { ForkBusy::Frozen(&writer) } else { ForkBusy::Quiet };
                 let child = self.fixture.fork(&parent, busy).id;
                 self.branches.insert(child, self.branches[&parent].clone());
             }

@@ -65,6 +65,9 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outco
     let ended = follow(client, &request, sender, events, app).await;
     drop(raw);
     let report = ended?;
+    for warning in &report.warnings {
+        app.output.note(warning);
+    }
     if app.output.json {
         app.output.json(&report);
     }

@@ -12,7 +12,9 @@ use proto::ids::VerifyId;
 use proto::spec::command::join_command;
 use proto::spec::{SPEC_BYTES_MAX, parse_spec, split_command};
 use proto::units::show_millis;
-use proto::verify::{LimitsAsked, Outcome as Ended, Report, Source, VerifyEvent, VerifyRequest};
+use proto::verify::{
+    LimitsAsked, Outcome as Ended, OutputWanted, Report, Source, VerifyEvent, VerifyRequest,
+};
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -77,6 +79,9 @@ pub(crate) struct VerifyArgs {
 
 pub(crate) async fn run(args: VerifyArgs, app: &App<'_>) -> Outcome {
     let mut request = request(&args)?;
+    if !app.output.shows_progress() {
+        request.output = OutputWanted::None;
+    }
     let client = app.client().await?;
     if let Some(branch) = &args.branch {
         request.source = Source::Branch { branch: find_branch(&client, branch).await?.id };
@@ -114,6 +119,7 @@ fn request(args: &VerifyArgs) -> Result<VerifyRequest, ErrorBody> {
             limits: LimitsAsked::default(),
             keep_going: false,
             keep_branch: false,
+            output: OutputWanted::default(),
         },
     };
     if request.checks.is_empty() {

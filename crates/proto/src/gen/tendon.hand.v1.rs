@@ -99,6 +99,9 @@ pub struct Exited {
     pub stdout_bytes: u64,
     #[prost(uint64, tag = "12")]
     pub stderr_bytes: u64,
+    /// With `not_started`: because the hand has as many processes as it may have.
+    #[prost(bool, tag = "13")]
+    pub processes_full: bool,
     #[prost(oneof = "exited::How", tags = "1, 2, 3, 4, 5, 6")]
     pub how: ::core::option::Option<exited::How>,
 }
@@ -460,7 +463,7 @@ pub mod hand_client {
                 .insert(GrpcMethod::new("tendon.hand.v1.Hand", "Status"));
             self.inner.unary(req, path, codec).await
         }
-        /// Kills every process of every exec, background processes included.
+        /// Kills every process of every exec, background processes included; answers when they are gone.
         pub async fn kill_all(
             &mut self,
             request: impl tonic::IntoRequest<super::KillAllRequest>,
@@ -540,7 +543,7 @@ pub mod hand_server {
             &self,
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusReply>, tonic::Status>;
-        /// Kills every process of every exec, background processes included.
+        /// Kills every process of every exec, background processes included; answers when they are gone.
         async fn kill_all(
             &self,
             request: tonic::Request<super::KillAllRequest>,

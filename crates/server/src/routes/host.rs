@@ -15,6 +15,7 @@ pub(crate) async fn version(State(app): State<App>) -> Json<RunnerInfo> {
         state_dir: app.runner.store().dir().to_string_lossy().into_owned(),
         clients: app.clients(),
         running: u32::try_from(app.runner.running()).unwrap_or(u32::MAX),
+        lingering: u32::try_from(app.runner.lingering()).unwrap_or(u32::MAX),
         uptime_ms: u64::try_from(app.started.elapsed().as_millis()).unwrap_or(u64::MAX),
     })
 }

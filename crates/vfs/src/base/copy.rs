@@ -15,13 +15,15 @@ use rayon::prelude::*;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Timespec};
 use rustix::io::Errno;
 
-use super::FreezeError;
 use super::seal::{self, DirLook};
+use super::{Cancel, FreezeError};
 
 /// Files up to this size are read into memory; larger ones are cloned.
 const SMALL_BYTES: u64 = 256 * 1024;
 /// How often a file is copied that changes meanwhile.
 const TRIES: usize = 3;
+/// The kernel copies this much of a large file at a time: a copy can be stopped in between.
+const COPIED_AT_ONCE: usize = 64 << 20;
 
 /// One path as it was copied.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,13 +70,14 @@ pub(super) fn copy(
     paths: Vec<TreePath>,
     to: &Path,
     newest_s: i64,
+    cancel: &Cancel,
 ) -> Result<Outcome, FreezeError> {
     let mut by_dir: BTreeMap<Option<TreePath>, Vec<TreePath>> = BTreeMap::new();
     for path in paths {
         by_dir.entry(path.parent()).or_default().push(path);
     }
     let lfs_pointers = AtomicU64::new(0);
-    let job = Job { root, to, newest_s, lfs_pointers: &lfs_pointers };
+    let job = Job { root, to, newest_s, cancel, lfs_pointers: &lfs_pointers };
     // Directories first, in order: a parent comes before what it holds.
     let mut dirs = HashMap::new();
     let mut groups = Vec::new();
@@ -105,14 +108,22 @@ pub(super) struct Survey {
 }
 
 /// Looks at `paths` without reading any file. Change times can't be set by programs, so what is rewritten looks new.
-pub(super) fn survey(root: BorrowedFd<'_>, paths: &BTreeSet<TreePath>) -> Result<Survey, FreezeError> {
+pub(super) fn survey(
+    root: BorrowedFd<'_>,
+    paths: &BTreeSet<TreePath>,
+    cancel: &Cancel,
+) -> Result<Survey, FreezeError> {
     let mut by_dir: BTreeMap<Option<TreePath>, Vec<&TreePath>> = BTreeMap::new();
     for path in paths {
         by_dir.entry(path.parent()).or_default().push(path);
     }
     let groups: Vec<_> = by_dir.into_iter().collect();
     let looks: Result<Vec<_>, FreezeError> = super::on_threads(|| {
-        groups.par_iter().map(|(dir, paths)| look_at(root, dir.as_ref(), paths)).collect()
+        let look = |(dir, paths): &(Option<TreePath>, Vec<&TreePath>)| {
+            cancel.check().map_err(FreezeError::Store)?;
+            look_at(root, dir.as_ref(), paths)
+        };
+        groups.par_iter().map(look).collect()
     });
     let mut hasher = blake3::Hasher::new();
     let mut newest_s = 0;
@@ -183,6 +194,7 @@ struct Job<'a> {
     root: BorrowedFd<'a>,
     to: &'a Path,
     newest_s: i64,
+    cancel: &'a Cancel,
     lfs_pointers: &'a AtomicU64,
 }
 
@@ -252,6 +264,7 @@ impl Job<'_> {
     fn leaf(&self, dir: &OwnedFd, path: &TreePath) -> Result<Option<Leaf>, FreezeError> {
         let name = std::ffi::OsStr::from_bytes(path.file_name());
         let fail = |error: Errno| unreadable(Some(path), error.into());
+        self.cancel.check().map_err(FreezeError::Store)?;
         for _ in 0..TRIES {
             let stat = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => stat,
@@ -347,12 +360,12 @@ impl Job<'_> {
             }
             (blake3::hash(&content), content.len() as u64)
         } else {
-            clone(&source, &target, size).map_err(|error| match error {
+            clone(&source, &target, size, self.cancel).map_err(|error| match error {
                 CloneError::Read(error) => fail(error),
                 CloneError::Write(error) => FreezeError::Store(error),
             })?;
             // The copy is hashed, so what the hash says is what the base has.
-            (seal::hash_file(&target, size).map_err(FreezeError::Store)?.0, size)
+            (seal::hash_file(&target, size, self.cancel).map_err(FreezeError::Store)?.0, size)
         };
         let after = rustix::fs::fstat(&source).map_err(|error| fail(error.into()))?;
         if !is_same(&before, &after) || bytes != size {
@@ -382,7 +395,7 @@ enum CloneError {
 }
 
 /// Shares the content where the file system can, else copies what is not a hole.
-fn clone(source: &File, target: &File, size: u64) -> Result<(), CloneError> {
+fn clone(source: &File, target: &File, size: u64, cancel: &Cancel) -> Result<(), CloneError> {
     if rustix::fs::ioctl_ficlone(target, source).is_ok() {
         return Ok(());
     }
@@ -390,22 +403,28 @@ fn clone(source: &File, target: &File, size: u64) -> Result<(), CloneError> {
     let mut at = 0;
     while at < size {
         let (data, hole) = sys::reflink::next_data(source, at, size).map_err(CloneError::Read)?;
-        copy_range(source, target, data, hole)?;
+        copy_range(source, target, (data, hole), cancel)?;
         at = hole;
     }
     Ok(())
 }
 
-fn copy_range(source: &File, target: &File, from: u64, to: u64) -> Result<(), CloneError> {
+fn copy_range(
+    source: &File,
+    target: &File,
+    (from, to): (u64, u64),
+    cancel: &Cancel,
+) -> Result<(), CloneError> {
     let (mut read_at, mut write_at) = (from, from);
     while read_at < to {
-        let left = usize::try_from(to - read_at).unwrap_or(usize::MAX);
+        cancel.check().map_err(CloneError::Write)?;
+        let left = usize::try_from(to - read_at).unwrap_or(usize::MAX).min(COPIED_AT_ONCE);
         match rustix::fs::copy_file_range(source, Some(&mut read_at), target, Some(&mut write_at), left) {
             // The file is shorter than it was: its stat will tell.
             Ok(0) => return Ok(()),
             Ok(_) | Err(Errno::INTR) => {}
             Err(Errno::XDEV | Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) => {
-                return read_write(source, target, read_at, to);
+                return read_write(source, target, (read_at, to), cancel);
             }
             Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => {
                 return Err(CloneError::Write(error.into()));
@@ -416,10 +435,16 @@ fn copy_range(source: &File, target: &File, from: u64, to: u64) -> Result<(), Cl
     Ok(())
 }
 
-fn read_write(source: &File, target: &File, from: u64, to: u64) -> Result<(), CloneError> {
+fn read_write(
+    source: &File,
+    target: &File,
+    (from, to): (u64, u64),
+    cancel: &Cancel,
+) -> Result<(), CloneError> {
     let mut buffer = vec![0; 1 << 20];
     let mut at = from;
     while at < to {
+        cancel.check().map_err(CloneError::Write)?;
         let want = usize::try_from(to - at).unwrap_or(usize::MAX).min(buffer.len());
         let n = source.read_at(&mut buffer[..want], at).map_err(CloneError::Read)?;
         if n == 0 {

@@ -14,7 +14,7 @@ use super::dotgit::{Head, Mirror};
 use super::git::{AGE_S, some};
 use super::list::{List, everything, git_for, not_ignored, scratch_repo, take_index};
 use super::repo::{Repo, read_small};
-use super::{About, Draft, FreezeError, copy, seal, shown};
+use super::{About, Cancel, Draft, FreezeError, copy, seal, shown, unless_cancelled};
 use crate::db::DbError;
 use crate::git::{Git, GitError};
 use crate::store::Store;
@@ -42,8 +42,27 @@ impl Store {
     ///
     /// The files are copied one by one, not at one instant: each is whole, and of one moment between start and end.
     pub fn freeze_dir(&self, source: &DirSource, progress: &dyn Fn(&str)) -> Result<BaseInfo, FreezeError> {
+        self.freeze_dir_until(source, progress, &Cancel::default())
+    }
+
+    /// [`Store::freeze_dir`], which `cancel` stops.
+    pub fn freeze_dir_until(
+        &self,
+        source: &DirSource,
+        progress: &dyn Fn(&str),
+        cancel: &Cancel,
+    ) -> Result<BaseInfo, FreezeError> {
+        unless_cancelled(self.freeze_files_of(source, progress, cancel), cancel)
+    }
+
+    fn freeze_files_of(
+        &self,
+        source: &DirSource,
+        progress: &dyn Fn(&str),
+        cancel: &Cancel,
+    ) -> Result<BaseInfo, FreezeError> {
         let mut warnings = Vec::new();
-        let draft = Draft::new(self)?;
+        let draft = Draft::new(self, cancel)?;
         let (top, repo) = choose(&source.path, &draft, &mut warnings)?;
         let state = self.inner.layout.root();
         if top.starts_with(state) {
@@ -75,7 +94,7 @@ impl Store {
         }
         let identity = identity(history.as_ref(), &draft, &warnings)?;
         let now_s = draft.now_s()?;
-        let survey = copy::survey(root.as_fd(), &list.paths)?;
+        let survey = copy::survey(root.as_fd(), &list.paths, cancel)?;
         let key = survey_key(&top, source.include_ignored);
         if let Some(files) = self.known_survey(&key, &survey)?
             && let Some(base) = self.lease(&content(&identity, &files))?
@@ -84,7 +103,7 @@ impl Store {
         }
         progress(&format!("copying {} files", list.paths.len()));
         let paths = list.paths.into_iter().collect();
-        let copied = copy::copy(root.as_fd(), paths, &draft.tree(), now_s - AGE_S)?;
+        let copied = copy::copy(root.as_fd(), paths, &draft.tree(), now_s - AGE_S, cancel)?;
         let files = files_digest(&copied);
         if survey.newest_s < now_s - AGE_S {
             self.remember_survey(&key, &survey, &files)?;
@@ -140,7 +159,7 @@ impl Store {
             warnings.push(format!("frozen without git history: {reason}"));
             return Ok(None);
         }
-        let mirror = Mirror::lock(&self.inner.layout, repo.address().as_os_str(), false)?;
+        let mirror = Mirror::lock(&self.inner.layout, repo.address().as_os_str(), false, &draft.cancel)?;
         let fetched = self.fetch_history(repo, mirror, draft, progress);
         match fetched {
             Ok(history) => Ok(Some(history)),
@@ -316,12 +335,14 @@ fn list(
     own: Option<&TreePath>,
     draft: &Draft,
 ) -> Result<List, FreezeError> {
-    let Some(repo) = repo.filter(|_| !include_ignored) else { return everything(root.as_fd(), own) };
+    let Some(repo) = repo.filter(|_| !include_ignored) else {
+        return everything(root.as_fd(), own, &draft.cancel);
+    };
     let git_dir = match history {
         Some(_) => draft.git_dir(),
         None => scratch_repo(&draft.dir.join("top"), repo)?,
     };
-    let mut list = not_ignored(root.as_fd(), top, &git_dir, &draft.dir)?;
+    let mut list = not_ignored(root.as_fd(), top, &git_dir, draft)?;
     if let Some(own) = own {
         list.paths.retain(|path| !path.starts_with(own));
     }
@@ -406,7 +427,7 @@ fn refresh_index(draft: &Draft) -> Result<(), FreezeError> {
     if !git_dir.join("index").exists() {
         return Ok(());
     }
-    let git = Git::at(&git_dir).work_tree(&draft.tree());
+    let git = draft.git();
     // Exit status 1 says that files differ from the index, which is the user's uncommitted work.
     git.ask(&["update-index", "-q", "--no-split-index", "--force-write-index", "--refresh"])?;
     for entry in std::fs::read_dir(&git_dir).map_err(FreezeError::Store)?.flatten() {

@@ -1,17 +1,20 @@
 //! Mirrors of source repositories, and the `.git` that a base gets from one.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, Permissions};
+use std::fs::{File, Permissions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::{FreezeError, gc, repo};
+use super::{Cancel, FreezeError, gc, repo};
 use crate::git::{Git, UPLOAD_PACK};
 use crate::layout::Layout;
 
 /// Packs of a mirror above which they are made one.
 const PACKS_MAX: usize = 24;
+/// How often a mirror that somebody else uses is asked for.
+const LOCK_EVERY: Duration = Duration::from_millis(20);
 
 /// What a base's repository is configured like. `checkStat=minimal` and `trustctime=false` leave size and modification
 /// time to compare: all that a copy of a file keeps, so git doesn't read the files again to find them unchanged.
@@ -62,31 +65,48 @@ pub(super) struct Mirror {
     pub(super) id: String,
     url: OsString,
     is_url: bool,
+    cancel: Cancel,
     _lock: File,
 }
 
 impl Mirror {
     /// The mirror of `url` (an URL, or the path of a local repository). Waits for who else fetches the same.
-    pub(super) fn lock(layout: &Layout, url: &OsStr, is_url: bool) -> Result<Self, FreezeError> {
+    pub(super) fn lock(
+        layout: &Layout,
+        url: &OsStr,
+        is_url: bool,
+        cancel: &Cancel,
+    ) -> Result<Self, FreezeError> {
         let id = mirror_id(url);
         let path = layout.mirrors().join(format!("{id}.lock"));
-        let lock = || loop {
-            let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
-            lock.lock()?;
-            // A collection may have removed it meanwhile; a lock without a name keeps nobody out.
-            match path.symlink_metadata() {
-                Ok(there) if there.ino() == lock.metadata()?.ino() => return Ok::<_, io::Error>(lock),
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                Ok(_) | Err(_) => {}
+        let lock = || -> io::Result<File> {
+            loop {
+                let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
+                match lock.try_lock() {
+                    Ok(()) => {}
+                    Err(TryLockError::WouldBlock) => {
+                        cancel.check()?;
+                        std::thread::sleep(LOCK_EVERY);
+                        continue;
+                    }
+                    Err(TryLockError::Error(error)) => return Err(error),
+                }
+                // A collection may have removed it meanwhile; a lock without a name keeps nobody out.
+                match path.symlink_metadata() {
+                    Ok(there) if there.ino() == lock.metadata()?.ino() => return Ok(lock),
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    Ok(_) | Err(_) => {}
+                }
             }
         };
         let _lock = lock().map_err(FreezeError::Store)?;
-        Ok(Self { dir: layout.mirrors().join(format!("{id}.git")), id, url: url.to_owned(), is_url, _lock })
+        let dir = layout.mirrors().join(format!("{id}.git"));
+        Ok(Self { dir, id, url: url.to_owned(), is_url, cancel: cancel.clone(), _lock })
     }
 
     /// git that talks to the source, as the remote `source`.
     fn remote(&self, git: Git) -> Git {
-        let git = git.config("remote.source.url", &self.url);
+        let git = git.until(&self.cancel).config("remote.source.url", &self.url);
         if self.is_url { git.network() } else { git.config("remote.source.uploadpack", UPLOAD_PACK) }
     }
 

@@ -9,7 +9,7 @@ use proto::api::BaseInfo;
 use proto::path::TreePath;
 use proto::verify::InlineFile;
 
-use super::{About, Draft, FreezeError, seal};
+use super::{About, Cancel, Draft, FreezeError, seal};
 use crate::store::Store;
 
 impl Store {
@@ -29,7 +29,7 @@ impl Store {
         if let Some(base) = self.lease(&content)? {
             return Ok(base);
         }
-        let draft = Draft::new(self)?;
+        let draft = Draft::new(self, &Cancel::default())?;
         for (path, (content, executable)) in &files {
             write(&draft, path, content, *executable).map_err(FreezeError::Store)?;
         }

@@ -6,7 +6,7 @@ use proto::api::BaseInfo;
 
 use super::dotgit::{Head, Mirror};
 use super::repo::Repo;
-use super::{About, Draft, FreezeError, index, seal};
+use super::{About, Cancel, Draft, FreezeError, index, seal, unless_cancelled};
 use crate::git::Git;
 use crate::store::Store;
 
@@ -38,6 +38,25 @@ impl Store {
     /// A base is found again by its commit, the mirror, and whether `HEAD` is on a branch: then its `.git` has the
     /// other branches as they were when it was made.
     pub fn freeze_git(&self, source: &GitSource, progress: &dyn Fn(&str)) -> Result<BaseInfo, FreezeError> {
+        self.freeze_git_until(source, progress, &Cancel::default())
+    }
+
+    /// [`Store::freeze_git`], which `cancel` stops.
+    pub fn freeze_git_until(
+        &self,
+        source: &GitSource,
+        progress: &dyn Fn(&str),
+        cancel: &Cancel,
+    ) -> Result<BaseInfo, FreezeError> {
+        unless_cancelled(self.freeze_commit(source, progress, cancel), cancel)
+    }
+
+    fn freeze_commit(
+        &self,
+        source: &GitSource,
+        progress: &dyn Fn(&str),
+        cancel: &Cancel,
+    ) -> Result<BaseInfo, FreezeError> {
         let place = place(&source.repo)?;
         let (url, is_url) = match &place {
             Place::Local(repo) => (repo.address().as_os_str().to_owned(), false),
@@ -47,7 +66,7 @@ impl Store {
         if source.rev.is_empty() || source.rev.contains(['\0', '\n']) {
             return Err(no_rev());
         }
-        let mirror = Mirror::lock(&self.inner.layout, &url, is_url)?;
+        let mirror = Mirror::lock(&self.inner.layout, &url, is_url, cancel)?;
         // A full commit id always means the same: nothing to ask the source for.
         if is_full_id(&source.rev) {
             let content = content(&source.rev, &Head::Detached(source.rev.clone()), &mirror.id);
@@ -64,7 +83,7 @@ impl Store {
             return Ok(base);
         }
         progress(&format!("checking out {commit}"));
-        let draft = Draft::new(self)?;
+        let draft = Draft::new(self, cancel)?;
         let settings = format_setting(remote.format);
         mirror.write_dot_git(&draft.git_dir(), &head, &settings)?;
         let mtime_s = check_out(&draft, &commit)?;
@@ -174,7 +193,7 @@ fn resolve(
 ///
 /// Only our own configuration is in force, which defines no filter: an LFS pointer stays a pointer.
 fn check_out(draft: &Draft, commit: &str) -> Result<i64, FreezeError> {
-    let git = Git::at(&draft.git_dir()).work_tree(&draft.tree());
+    let git = draft.git();
     let time = git.text(&["log", "-1", "--format=%ct", "--end-of-options", commit])?;
     let newest = draft.now_s()? - AGE_S;
     let mtime = time.parse().unwrap_or(newest).clamp(1, newest.min(i64::from(u32::MAX)));

@@ -13,7 +13,7 @@ use rustix::fs::{Dir, FileType};
 use super::copy::{is_gone, open_dir};
 use super::dotgit::{Head, copy_state, write_bare_minimum};
 use super::repo::{Repo, is_plain_file};
-use super::{FreezeError, shown};
+use super::{Cancel, Draft, FreezeError, shown};
 use crate::git::{Git, user_excludes};
 
 /// Submodules in submodules, and so on.
@@ -28,10 +28,15 @@ pub(super) struct List {
 }
 
 /// All files, symlinks and directories below `root`; `.git` is passed over, and so is `except`.
-pub(super) fn everything(root: BorrowedFd<'_>, except: Option<&TreePath>) -> Result<List, FreezeError> {
+pub(super) fn everything(
+    root: BorrowedFd<'_>,
+    except: Option<&TreePath>,
+    cancel: &Cancel,
+) -> Result<List, FreezeError> {
     let mut out = List::default();
     let mut todo: Vec<Option<TreePath>> = vec![None];
     while let Some(dir) = todo.pop() {
+        cancel.check().map_err(FreezeError::Store)?;
         let name = || dir.as_ref().map_or_else(|| ".".to_owned(), ToString::to_string);
         let fail = |error: rustix::io::Errno| FreezeError::Read { path: name(), source: error.into() };
         let fd = match open_dir(root, dir.as_ref()) {
@@ -85,10 +90,10 @@ pub(super) fn not_ignored(
     root: BorrowedFd<'_>,
     top: &Path,
     git_dir: &Path,
-    scratch: &Path,
+    draft: &Draft,
 ) -> Result<List, FreezeError> {
     let mut out = List::default();
-    let mut walk = Nested { root, top, scratch, count: 0, out: &mut out };
+    let mut walk = Nested { root, top, draft, count: 0, out: &mut out };
     walk.repo(None, git_dir, 0)?;
     Ok(out)
 }
@@ -96,7 +101,7 @@ pub(super) fn not_ignored(
 struct Nested<'a> {
     root: BorrowedFd<'a>,
     top: &'a Path,
-    scratch: &'a Path,
+    draft: &'a Draft,
     count: usize,
     out: &'a mut List,
 }
@@ -105,7 +110,7 @@ impl Nested<'_> {
     /// Adds the files of the repository at `dir`, and those of the repositories within.
     fn repo(&mut self, dir: Option<&TreePath>, git_dir: &Path, depth: usize) -> Result<(), FreezeError> {
         let work_tree = dir.map_or_else(|| self.top.to_owned(), |dir| self.top.join(dir.as_path()));
-        let git = git_for(git_dir, &work_tree);
+        let git = git_for(git_dir, &work_tree).until(&self.draft.cancel);
         let mut nested = Vec::new();
         let staged = git.run(&["ls-files", "-z", "--stage"])?;
         for line in staged.split(|b| *b == 0).filter(|line| !line.is_empty()) {
@@ -151,7 +156,7 @@ impl Nested<'_> {
         let at = self.top.join(path.as_path());
         let Some(repo) = Repo::at(&at).filter(|_| depth <= NESTED_MAX) else { return Ok(()) };
         self.count += 1;
-        let git_dir = scratch_repo(&self.scratch.join(format!("nested-{}", self.count)), &repo)?;
+        let git_dir = scratch_repo(&self.draft.dir.join(format!("nested-{}", self.count)), &repo)?;
         self.out.nested.push(path.to_string());
         self.repo(Some(&path), &git_dir, depth)
     }

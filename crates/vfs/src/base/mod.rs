@@ -3,6 +3,7 @@
 //! A base is built in `tmp/`, synced, renamed to `bases/LAYER` and then gets its rows: a base that has a row is
 //! complete after a power cut, and a directory without a row is what [`Store::sweep_bases`] removes.
 
+mod cancel;
 mod copy;
 mod dir;
 mod dotgit;
@@ -27,11 +28,12 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::db::DbError;
 use crate::entries::{self, Class, Entry, Kind};
-use crate::git::GitError;
+use crate::git::{Git, GitError};
 use crate::store::Store;
 use crate::tree::TreeHasher;
 
 pub(crate) use crate::beneath::remove_tree;
+pub use cancel::Cancel;
 pub use dir::DirSource;
 pub use gc::{GcError, GcReport};
 pub use git::GitSource;
@@ -92,6 +94,9 @@ pub enum FreezeError {
         /// What is wrong with it.
         problem: String,
     },
+    /// It was stopped, and nothing of it is left.
+    #[error("the freeze was cancelled")]
+    Cancelled,
     /// git failed.
     #[error("git could not read the source")]
     Git(#[from] GitError),
@@ -110,6 +115,7 @@ impl Coded for FreezeError {
             FreezeError::Unusable { .. } | FreezeError::Read { .. } | FreezeError::Path(_) => Code::BadInput,
             FreezeError::Inline { .. } => Code::Usage,
             FreezeError::Changed(_) => Code::Conflict,
+            FreezeError::Cancelled => Code::Cancelled,
             FreezeError::Git(source) => source.code(),
             FreezeError::Store(source) if source.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
             FreezeError::Store(_) => Code::HostBroken,
@@ -132,6 +138,7 @@ impl Coded for FreezeError {
             FreezeError::Read { .. }
             | FreezeError::Path(_)
             | FreezeError::Inline { .. }
+            | FreezeError::Cancelled
             | FreezeError::Store(_)
             | FreezeError::Db(_) => return None,
         })
@@ -182,6 +189,8 @@ impl Leases {
 /// A base that is being built, in `tmp/`. Goes away with all that it holds unless it is kept.
 struct Draft {
     dir: PathBuf,
+    /// Stops what makes it.
+    cancel: Cancel,
 }
 
 /// What is known of a base apart from its files.
@@ -195,13 +204,13 @@ struct About {
 }
 
 impl Draft {
-    fn new(store: &Store) -> Result<Self, FreezeError> {
+    fn new(store: &Store, cancel: &Cancel) -> Result<Self, FreezeError> {
         let tmp = store.inner.layout.tmp();
         spread(&tmp);
         let dir = tmp.join(format!("base-{}", LayerId::from_random(random()?)));
         std::fs::create_dir(&dir).map_err(FreezeError::Store)?;
         std::fs::create_dir(dir.join("tree")).map_err(FreezeError::Store)?;
-        Ok(Self { dir })
+        Ok(Self { dir, cancel: cancel.clone() })
     }
 
     fn tree(&self) -> PathBuf {
@@ -210,6 +219,11 @@ impl Draft {
 
     fn git_dir(&self) -> PathBuf {
         self.dir.join("tree/.git")
+    }
+
+    /// git in the draft's repository, with its tree.
+    fn git(&self) -> Git {
+        Git::at(&self.git_dir()).work_tree(&self.tree()).until(&self.cancel)
     }
 
     /// The time of the file system that bases lie on, in whole seconds: that is what git compares.
@@ -268,7 +282,7 @@ impl Store {
         progress: &dyn Fn(&str),
     ) -> Result<BaseInfo, FreezeError> {
         progress("hashing");
-        let sealed = seal::seal(&draft.tree(), how, self.inner.options.owner)?;
+        let sealed = seal::seal(&draft.tree(), how, self.inner.options.owner, &draft.cancel)?;
         if sealed.lfs_pointers > 0 {
             let files = if sealed.lfs_pointers == 1 { "file is" } else { "files are" };
             about.warnings.push(format!(
@@ -282,12 +296,14 @@ impl Store {
         let place = || -> io::Result<()> {
             let tree = std::fs::File::open(draft.tree())?;
             rustix::fs::syncfs(&tree)?;
+            draft.cancel.check()?;
             std::fs::rename(draft.tree(), &dir)?;
             std::fs::File::open(self.inner.layout.root().join("bases"))?.sync_all()
         };
         place().map_err(FreezeError::Store)?;
         progress("recording");
-        let recorded = self.record(&layer, &about, &sealed.entries);
+        let recorded = draft.cancel.check().map_err(FreezeError::Store);
+        let recorded = recorded.and_then(|()| self.record(&layer, &about, &sealed.entries));
         // Nobody else may have frozen the same meanwhile: then theirs is the base, and this directory is in the way.
         if !matches!(&recorded, Ok((_, true))) {
             let _ = remove_tree(&dir);
@@ -401,6 +417,11 @@ fn info(row: &Row<'_>) -> Result<BaseInfo, DbError> {
         branches: number(8)?,
         warnings: serde_json::from_str(&warnings).map_err(|error| DbError::Damaged(error.to_string()))?,
     })
+}
+
+/// Whatever ended a freeze that was stopped, that it was stopped is the reason.
+fn unless_cancelled<T>(done: Result<T, FreezeError>, cancel: &Cancel) -> Result<T, FreezeError> {
+    done.map_err(|error| if cancel.is_cancelled() { FreezeError::Cancelled } else { error })
 }
 
 /// The bytes of a new id.

@@ -12,7 +12,7 @@ use proto::path::TreePath;
 use rayon::prelude::*;
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 
-use super::FreezeError;
+use super::{Cancel, FreezeError};
 use crate::entries::{Class, Entry, Kind, StatId};
 
 /// Files up to this size are read in one piece.
@@ -53,10 +53,16 @@ struct Walk<'a> {
     root: &'a Path,
     how: &'a How<'a>,
     owner: Option<(u32, u32)>,
+    cancel: &'a Cancel,
 }
 
-pub(super) fn seal(root: &Path, how: &How<'_>, owner: Option<(u32, u32)>) -> Result<Sealed, FreezeError> {
-    let walk = Walk { root, how, owner };
+pub(super) fn seal(
+    root: &Path,
+    how: &How<'_>,
+    owner: Option<(u32, u32)>,
+    cancel: &Cancel,
+) -> Result<Sealed, FreezeError> {
+    let walk = Walk { root, how, owner, cancel };
     let found = super::on_threads(|| walk.dir(None))?;
     walk.finish_dir(root, None).map_err(FreezeError::Store)?;
     let lfs_pointers = found.iter().filter(|found| found.lfs).count() as u64;
@@ -115,6 +121,7 @@ impl Walk<'_> {
 
     fn leaf(&self, at: &Path, path: TreePath) -> Result<Vec<Found>, FreezeError> {
         let one = || -> io::Result<Found> {
+            self.cancel.check()?;
             self.own(at)?;
             let class = class(&path);
             if let (Class::Tree, Some(seconds)) = (class, self.how.mtime_s) {
@@ -133,7 +140,7 @@ impl Walk<'_> {
             }
             let (hash, lfs) = match known {
                 Some(hash) => (hash, false),
-                None => hash_file(&File::open(at)?, meta.len())?,
+                None => hash_file(&File::open(at)?, meta.len(), self.cancel)?,
             };
             let lfs = lfs && class == Class::Tree;
             Ok(Found { entry: self.entry(&path, &meta, Kind::File, Some(hash)), path, lfs })
@@ -177,9 +184,9 @@ pub(super) fn touch(at: &Path, mtime: Timespec) -> io::Result<()> {
 }
 
 /// The hash of a file of ours, and whether it is a Git LFS pointer. Holes are not read.
-pub(super) fn hash_file(file: &File, size: u64) -> io::Result<(blake3::Hash, bool)> {
+pub(super) fn hash_file(file: &File, size: u64, cancel: &Cancel) -> io::Result<(blake3::Hash, bool)> {
     if size > SMALL_BYTES {
-        return Ok((hash_large(file, size)?, false));
+        return Ok((hash_large(file, size, cancel)?, false));
     }
     let mut content = Vec::with_capacity(usize::try_from(size).unwrap_or_default() + 1);
     (&*file).read_to_end(&mut content)?;
@@ -190,7 +197,7 @@ pub(super) fn is_lfs_pointer(content: &[u8]) -> bool {
     content.len() <= LFS_BYTES_MAX && content.starts_with(LFS_LINE)
 }
 
-fn hash_large(file: &File, size: u64) -> io::Result<blake3::Hash> {
+fn hash_large(file: &File, size: u64, cancel: &Cancel) -> io::Result<blake3::Hash> {
     static ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; CHUNK_BYTES];
@@ -198,11 +205,13 @@ fn hash_large(file: &File, size: u64) -> io::Result<blake3::Hash> {
     while at < size {
         let (data, hole) = sys::reflink::next_data(file, at, size)?;
         while at < data {
+            cancel.check()?;
             let n = chunk(data - at);
             hasher.update_rayon(&ZEROS[..n]);
             at += n as u64;
         }
         while at < hole {
+            cancel.check()?;
             let n = chunk(hole - at);
             file.read_exact_at(&mut buffer[..n], at)?;
             hasher.update_rayon(&buffer[..n]);
@@ -223,6 +232,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_large_file_is_not_hashed_to_its_end_when_that_is_cancelled() {
+        let file = tempfile::tempfile().unwrap();
+        // All of this would take many minutes.
+        file.set_len(1 << 40).unwrap();
+        let cancel = Cancel::default();
+        cancel.cancel();
+        hash_file(&file, 1 << 40, &cancel).unwrap_err();
+    }
+
+    #[test]
     fn a_file_with_holes_has_the_hash_of_its_bytes() {
         let mut file = tempfile::tempfile().unwrap();
         let mut bytes = vec![0; 9 << 20];
@@ -230,6 +249,6 @@ mod tests {
         file.seek(io::SeekFrom::Start(5 << 20)).unwrap();
         file.write_all(b"abc").unwrap();
         file.set_len(9 << 20).unwrap();
-        assert_eq!(hash_file(&file, 9 << 20).unwrap().0, blake3::hash(&bytes));
+        assert_eq!(hash_file(&file, 9 << 20, &Cancel::default()).unwrap().0, blake3::hash(&bytes));
     }
 }

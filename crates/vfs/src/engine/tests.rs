@@ -111,7 +111,7 @@ impl Fixture {
         self.store().create_branch(&self.base, None, &me()).unwrap()
     }
 
-    pub(crate) fn fork(&self, parent: &BranchId, busy: ForkBusy) -> BranchInfo {
+    pub(crate) fn fork(&self, parent: &BranchId, busy: ForkBusy<'_>) -> BranchInfo {
         self.store().fork_branch(parent, None, &me(), busy).unwrap()
     }
 
@@ -217,7 +217,7 @@ fn a_branch_shows_its_base_and_keeps_its_changes() {
 #[test]
 fn forks_go_their_own_ways() {
     on_all("engine::tests::forks_go_their_own_ways", |engine| {
-        for busy in [ForkBusy::Quiet, ForkBusy::Frozen] {
+        for busy in [ForkBusy::Quiet, ForkBusy::Frozen(&me())] {
             let mut fixture = Fixture::new(engine, BASE);
             let parent = fixture.create().id;
             let at = fixture.at(&parent);
@@ -266,7 +266,7 @@ fn a_fork_of_a_branch_in_use_copies_or_is_refused() {
         let at = fixture.at(&parent);
         at.write("a", "open");
         let mut open = std::fs::File::options().append(true).open(at.join("a")).unwrap();
-        let child = fixture.fork(&parent, ForkBusy::Frozen).id;
+        let child = fixture.fork(&parent, ForkBusy::Frozen(&me())).id;
         std::io::Write::write_all(&mut open, b" and written").unwrap();
         assert_eq!(at.read("a"), "open and written", "the parent's open files are the same");
         assert_eq!(fixture.at(&child).read("a"), "open");

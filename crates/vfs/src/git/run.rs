@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::{Git, GitError, STDERR_BYTES_MAX, STDOUT_BYTES_MAX};
+use super::{CANCEL_EVERY, Git, GitError, STDERR_BYTES_MAX, STDOUT_BYTES_MAX};
+use crate::base::Cancel;
 
 impl Git {
     pub(super) fn drive<A: AsRef<OsStr>>(
@@ -36,7 +37,8 @@ impl Git {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(GitError::Missing)?;
-        let mut child = Running { child, stdin, stderr: Vec::new(), line: Vec::new() };
+        let cancel = self.cancel.clone();
+        let mut child = Running { child, stdin, cancel, stderr: Vec::new(), line: Vec::new() };
         let started = Instant::now();
         let pumped = child.pump(stdout, progress, started + self.run_max, self.silence_max);
         let stop = |child: &mut Running<'_>| {
@@ -91,6 +93,7 @@ enum Pumped {
 struct Running<'a> {
     child: Child,
     stdin: &'a [u8],
+    cancel: Cancel,
     stderr: Vec<u8>,
     line: Vec<u8>,
 }
@@ -111,11 +114,21 @@ impl Running<'_> {
             rustix::io::ioctl_fionbio(pipe, true)?;
         }
         let mut buffer = vec![0; 64 * 1024];
+        let mut heard = Instant::now();
         while stdout.is_some() || stderr.is_some() {
-            let now = Instant::now();
-            let wait = silence_max.min(end.saturating_duration_since(now));
-            let ready = wait_for(stdin.as_ref(), stdout.as_ref(), stderr.as_ref(), wait)?;
-            let Some([can_write, can_read, can_hear]) = ready else { return Ok(Pumped::Late) };
+            if self.cancel.is_cancelled() {
+                return Err(io::Error::other("cancelled"));
+            }
+            let late = end.min(heard + silence_max);
+            let wait = late.saturating_duration_since(Instant::now());
+            let ready = wait_for(stdin.as_ref(), stdout.as_ref(), stderr.as_ref(), wait.min(CANCEL_EVERY))?;
+            let Some([can_write, can_read, can_hear]) = ready else {
+                if wait <= CANCEL_EVERY {
+                    return Ok(Pumped::Late);
+                }
+                continue;
+            };
+            heard = Instant::now();
             if can_write {
                 stdin = stdin.filter(|pipe| self.feed(pipe));
             }

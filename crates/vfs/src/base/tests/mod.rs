@@ -1,5 +1,6 @@
 //! Bases from git, directories and inline files, as git and the file system see them.
 
+mod cancel;
 mod dirs;
 mod gc;
 mod gits;
