@@ -140,8 +140,6 @@ pub struct ExportReply {
     /// The ref that now names it.
     #[serde(rename = "ref")]
     pub name: Option<String>,
-    /// Things to know.
-    pub warnings: Vec<String>,
 }
 
 /// A direct edit of a branch other than writing or removing a file.

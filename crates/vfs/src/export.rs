@@ -37,8 +37,6 @@ pub struct GitRef {
     pub message: String,
     /// Its author, as `Name <address>`.
     pub author: String,
-    /// Whether a branch that exists is moved.
-    pub force: bool,
 }
 
 /// What an export made.

@@ -292,9 +292,6 @@ async fn export_git(args: &ExportArgs, git: &[String], client: &Client, app: &Ap
     let path = branch_path(&args.branch);
     let reply: ExportReply =
         client.post(&format!("{path}/export-git"), &request).await.map_err(ClientError::into_body)?;
-    for warning in &reply.warnings {
-        app.output.note(&format!("warning: {warning}"));
-    }
     if app.output.json {
         app.output.json(&json!({ "version": 1, "export": reply }));
     } else if let Some(commit) = &reply.commit {
