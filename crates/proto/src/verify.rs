@@ -73,6 +73,19 @@ pub struct LimitsAsked {
     pub wall_ms_max: Option<u64>,
 }
 
+/// The word by which people give a limit, for its name in records: the option without its dashes, and the key below
+/// `limits` in a spec.
+pub fn limit_word(name: &str) -> &str {
+    match name {
+        "cpu_milli" => "cpus",
+        "memory_bytes_max" => "memory",
+        "pids_max" => "pids",
+        "disk_bytes_max" => "disk",
+        "wall_ms_max" => "timeout",
+        other => other,
+    }
+}
+
 /// What `verify` is asked to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -3,7 +3,9 @@
 use proto::path::JsonBytes;
 use proto::spec::command::join_command;
 use proto::units::{show_bytes, show_millis};
-use proto::verify::{ChangedFiles, CommandReport, Confinement, Outcome, OutputTail, Phase, Report};
+use proto::verify::{
+    ChangedFiles, CommandReport, Confinement, Outcome, OutputTail, Phase, Report, limit_word,
+};
 
 use crate::output::{Output, Paint, clean};
 
@@ -137,7 +139,7 @@ fn print_confinement(confinement: &Confinement, output: &Output) {
         .limits
         .iter()
         .filter(|limit| limit.enforced_by.is_none())
-        .map(|limit| limit.name.as_str())
+        .map(|limit| limit_word(&limit.name))
         .collect();
     if !free.is_empty() {
         let note = output.paint(Paint::Yellow, "not enforced on this host");
