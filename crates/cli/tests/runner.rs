@@ -178,7 +178,11 @@ fn a_killed_runner_leaves_nothing_running_and_the_next_one_tidies_up() {
     let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
     testkit::process::run(command("kill").args(["-KILL", &pid]));
     let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);
-    ran.expect(4).says("the runner ended the connection");
+    let error = &serde_json::from_str::<serde_json::Value>(&ran.expect(4).stdout).unwrap()["error"];
+    assert_eq!(error["message"], "the runner ended in the middle of its work");
+    assert!(error["causes"].is_null(), "{error}");
+    let log = tendon.state().join("logs/tendond.log");
+    assert!(log.exists() && error["hint"].as_str().unwrap().contains(log.to_str().unwrap()), "{error}");
     wait_until("the command is gone", Duration::from_secs(20), || !runs("sleep 4332"));
     assert_eq!(tendon.json(0, &["branch", "list"])["branches"].as_array().unwrap().len(), 0);
     assert_eq!(tendon.json(0, &["audit", "verify"])["intact"], true);

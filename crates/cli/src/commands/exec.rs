@@ -115,8 +115,8 @@ async fn follow(
     loop {
         tokio::select! {
             event = events.next() => match event.map_err(ClientError::into_body)? {
-                Some(ExecLine::Started { exec }) => id = Some(exec),
-                Some(ExecLine::Output { fd, bytes }) => {
+                ExecLine::Started { exec } => id = Some(exec),
+                ExecLine::Output { fd, bytes } => {
                     let bytes = bytes.decode().map_err(|error| ClientError::Answer(error).into_body())?;
                     if fd == 2 || app.output.json { app.output.raw_err(&bytes) } else { app.output.raw(&bytes) }
                     // As a pipe does to a command that nobody reads: without this one might run for ever.
@@ -127,9 +127,8 @@ async fn follow(
                         }
                     }
                 }
-                Some(ExecLine::Done { report }) => return Ok(*report),
-                Some(ExecLine::Failed { error }) => return Err(error),
-                None => return Err(ClientError::Ended(None).into_body()),
+                ExecLine::Done { report } => return Ok(*report),
+                ExecLine::Failed { error } => return Err(error),
             },
             _ = interrupt.recv() => {
                 interrupts += 1;

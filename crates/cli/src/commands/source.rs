@@ -79,13 +79,12 @@ pub(crate) async fn freeze(client: &Client, source: &Source, app: &App<'_>) -> R
         client.events::<FreezeEvent>("/v1/bases", source).await.map_err(ClientError::into_body)?;
     loop {
         match events.next().await.map_err(ClientError::into_body)? {
-            Some(FreezeEvent::Progress { message }) => app.output.progress(&message),
-            Some(FreezeEvent::Done { base }) => {
+            FreezeEvent::Progress { message } => app.output.progress(&message),
+            FreezeEvent::Done { base } => {
                 app.output.clear_progress();
                 return Ok(base);
             }
-            Some(FreezeEvent::Failed { error }) => return Err(error),
-            None => return Err(ClientError::Ended(None).into_body()),
+            FreezeEvent::Failed { error } => return Err(error),
         }
     }
 }

@@ -185,10 +185,9 @@ impl<'a> Run<'a> {
         loop {
             tokio::select! {
                 event = events.next() => match event.map_err(ClientError::into_body)? {
-                    Some(VerifyEvent::Done { report }) => return Ok(*report),
-                    Some(VerifyEvent::Failed { error }) => return Err(error),
-                    Some(other) => self.show(other),
-                    None => return Err(ClientError::Ended(None).into_body()),
+                    VerifyEvent::Done { report } => return Ok(*report),
+                    VerifyEvent::Failed { error } => return Err(error),
+                    other => self.show(other),
                 },
                 _ = tick.tick() => self.draw(),
                 _ = self.interrupt.recv() => self.cancel().await?,
