@@ -12,10 +12,10 @@ pub const REPORT_VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Source {
-    /// A git repository at a ref. `repo` is an absolute path or a URL.
+    /// A git repository at a ref.
     Git {
         /// Absolute path or URL.
-        repo: String,
+        repo: JsonBytes,
         /// Any ref or commit id that git can resolve there.
         #[serde(rename = "ref")]
         rev: String,
@@ -178,7 +178,7 @@ pub struct OutputTail {
     /// Whether the log file holds less than that, because of its size limit.
     pub truncated: bool,
     /// The whole stream, as far as it was kept.
-    pub log: Option<String>,
+    pub log: Option<JsonBytes>,
 }
 
 /// One command of the run.

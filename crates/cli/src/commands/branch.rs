@@ -1,5 +1,6 @@
 //! `tendon branch`: a base and an agent's changes to it.
 
+use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -127,7 +128,7 @@ struct ExportArgs {
     tar: Option<PathBuf>,
     /// As a commit on REF of the repository at REPO
     #[arg(long, num_args = 2, value_names = ["REPO", "REF"], group = "to")]
-    git: Option<Vec<String>>,
+    git: Option<Vec<OsString>>,
     /// The commit's message
     #[arg(long, requires = "git", default_value = "Changes from a tendon branch")]
     message: String,
@@ -284,10 +285,12 @@ async fn export(args: ExportArgs, client: &Client, app: &App<'_>) -> Outcome {
     }
 }
 
-async fn export_git(args: &ExportArgs, git: &[String], client: &Client, app: &App<'_>) -> Outcome {
+async fn export_git(args: &ExportArgs, git: &[OsString], client: &Client, app: &App<'_>) -> Outcome {
     let [repo, name] = git else { return Err(usage("--git takes REPO and REF", None)) };
-    let repo = absolute(&current_dir()?, Path::new(repo)).to_string_lossy().into_owned();
-    let (name, message, author) = (name.clone(), args.message.clone(), args.author.clone());
+    let name =
+        name.to_str().ok_or_else(|| usage("REF is not UTF-8", Some("name a branch of the repository")))?;
+    let repo = JsonBytes::of_path(&absolute(&current_dir()?, Path::new(repo)));
+    let (name, message, author) = (name.to_owned(), args.message.clone(), args.author.clone());
     let request = ExportGit { repo, name, message, author };
     let path = branch_path(&args.branch);
     let reply: ExportReply =

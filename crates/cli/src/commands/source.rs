@@ -1,5 +1,6 @@
 //! The flags that name a source, shared by `verify`, `base freeze` and `branch create`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -19,7 +20,7 @@ use crate::environment::current_dir;
 pub(crate) struct SourceArgs {
     /// A git repository. A directory without --ref is taken as it is now, uncommitted work included
     #[arg(long, value_name = "PATH|URL", group = "source")]
-    repo: Option<String>,
+    repo: Option<OsString>,
     /// The ref or commit to take from the repository [default for a URL: HEAD]
     #[arg(long = "ref", value_name = "REF", requires = "repo")]
     rev: Option<String>,

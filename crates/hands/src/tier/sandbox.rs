@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use policy::{HandConfig, Limits};
 use proto::hand::{BootConfig, BootConfigError, CHANNEL_FD, CONFIG_FD};
+use proto::path::JsonBytes;
 use rustix::pipe::{PipeFlags, pipe_with};
 use sys::spawn::{Ids, Kind, Plan, Rlimit};
 
@@ -72,7 +73,7 @@ pub struct Sandbox {
     hand_binary: PathBuf,
     config: HandConfig,
     toolchains: Toolchains,
-    denied_paths: Vec<String>,
+    denied_paths: Vec<JsonBytes>,
     owners: Owners,
     ids: Option<Ids>,
     filter: Filter,
@@ -123,7 +124,7 @@ impl Sandbox {
         hand_binary: PathBuf,
         config: HandConfig,
         toolchains: Toolchains,
-        denied_paths: Vec<String>,
+        denied_paths: Vec<JsonBytes>,
         ids: Option<Ids>,
     ) -> Result<Self, PrepareError> {
         let etc = Tmpfs::new(ETC_BYTES_MAX).map_err(PrepareError::Generated)?;

@@ -110,9 +110,10 @@ pub(crate) async fn export_git(
 ) -> Reply<ExportReply> {
     let branch = branch_id(&app, branch).await?;
     let ExportGit { repo, name, message, author } = request;
+    let repo = repo.decode_path().map_err(|error| Problem::usage(format!("the repository: {error}")))?;
     let named = name.clone();
     let export = move |store: &vfs::Store| {
-        let git = GitRef { repo: repo.into(), name, message, author };
+        let git = GitRef { repo, name, message, author };
         store.export(&branch, ExportTarget::GitRef(git))
     };
     let report = app.runner.with_store(export).await?;

@@ -30,7 +30,7 @@ pub(super) fn print(report: &Report, output: &Output) {
         output.line(format!("{} {}", output.paint(Paint::Yellow, "warning:"), clean(warning.as_bytes())));
     }
     let failed = |command: &&CommandReport| !command.outcome.passed() && command.outcome != Outcome::Skipped;
-    let logs: Vec<&String> = report
+    let logs: Vec<&JsonBytes> = report
         .commands
         .iter()
         .filter(failed)
