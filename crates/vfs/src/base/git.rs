@@ -16,6 +16,8 @@ use crate::store::Store;
 /// Seconds that a base's files are older than its making, at least: a file that is changed in a branch in the second
 /// after has another modification time then, which is how git finds it.
 pub(super) const AGE_S: i64 = 2;
+/// Bytes of a ref that are shown.
+const REV_BYTES_MAX: usize = 256;
 /// Names that a warning lists.
 const NAMES_MAX: usize = 10;
 
@@ -46,8 +48,7 @@ impl Store {
             Place::Local(repo) => (repo.address().as_os_str().to_owned(), false),
             Place::Url(url) => (url.clone(), true),
         };
-        let no_rev =
-            || FreezeError::NoRev { repo: repo_shown(&source.repo), rev: shown(source.rev.as_bytes()) };
+        let no_rev = || FreezeError::NoRev { repo: repo_shown(&source.repo), rev: rev_shown(&source.rev) };
         if source.rev.is_empty() || source.rev.contains(['\0', '\n']) {
             return Err(no_rev());
         }
@@ -75,7 +76,7 @@ impl Store {
         let warnings = submodules(&draft)?;
         let about = About {
             content,
-            source: format!("{} @ {}", repo_shown(&source.repo), shown(source.rev.as_bytes())),
+            source: format!("{} @ {}", repo_shown(&source.repo), rev_shown(&source.rev)),
             git_head: Some(commit),
             mirror: Some(mirror.id.clone()),
             warnings,
@@ -141,6 +142,11 @@ pub(super) const OUTSIDE_HINT: &str =
 /// The repository for people and the database: without a password or token.
 fn repo_shown(repo: &OsStr) -> String {
     proto::repo::shown(repo.as_bytes())
+}
+
+/// The ref for people, as long as refs are.
+fn rev_shown(rev: &str) -> String {
+    shown(&rev.as_bytes()[..rev.floor_char_boundary(REV_BYTES_MAX)])
 }
 
 fn is_full_id(rev: &str) -> bool {
