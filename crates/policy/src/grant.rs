@@ -13,6 +13,10 @@ use crate::Config;
 const MIN: Limits =
     Limits { cpu_milli: 10, memory_bytes_max: 32 << 20, pids_max: 16, disk_bytes_max: 1, wall_ms_max: 1 };
 
+/// Linux's `PID_MAX_LIMIT`, less room for a hand's own processes: there are never more, and a control group takes no larger
+/// number.
+const PIDS_MOST: u64 = (4 << 20) - 4096;
+
 /// The limits of one hand and its commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are those of LimitsAsked")]
@@ -151,6 +155,7 @@ pub fn grant(asked: &LimitsAsked, config: &Config, host: &HostCaps) -> Result<Gr
     ];
     let mut limits = rules.iter().map(Rule::decide).collect::<Result<Vec<_>, _>>()?;
     limits[0].value = limits[0].value.min(u64::from(all_cpus));
+    limits[2].value = limits[2].value.min(PIDS_MOST);
     let small = |at: usize| u32::try_from(limits[at].value).unwrap_or(u32::MAX);
     let numbers = Limits {
         cpu_milli: small(0),
@@ -382,6 +387,12 @@ mod tests {
             assert!(refusal.reason.starts_with(&format!("the limit {reason} is ")), "{}", refusal.reason);
             assert!(refusal.hint().unwrap().starts_with(&format!("ask for {allow}")), "{:?}", refusal.allow);
         }
+    }
+
+    #[test]
+    fn more_processes_than_there_can_be_are_as_many_as_there_can_be() {
+        let asked = LimitsAsked { pids_max: Some(u32::MAX), ..Default::default() };
+        assert_eq!(grant(&asked, &Config::default(), &host()).unwrap().numbers.pids_max, (4 << 20) - 4096);
     }
 
     #[test]

@@ -236,7 +236,14 @@ impl Client {
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
         stream.map_err(|error| {
-            if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused) {
+            use std::io::ErrorKind::{
+                ConnectionRefused, InvalidFilename, InvalidInput, NotADirectory, NotFound,
+            };
+            // An invalid input is a path too long for a socket in a directory that is not there.
+            if matches!(
+                error.kind(),
+                NotFound | ConnectionRefused | NotADirectory | InvalidInput | InvalidFilename
+            ) {
                 ClientError::NoRunner(self.socket.clone())
             } else {
                 connect(error)

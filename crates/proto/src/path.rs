@@ -113,12 +113,18 @@ impl fmt::Display for TreePath {
     }
 }
 
-/// Bytes for people: UTF-8 as it is, control characters and other bytes escaped.
+/// Whether a character steers the terminal that shows it, or the order of the text around it.
+pub fn steers(c: char) -> bool {
+    let order = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || order || matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+/// Bytes for people, on one line: UTF-8 as it is, but what [`steers`] and other bytes escaped.
 pub fn shown(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+            if steers(c) { out.extend(c.escape_default()) } else { out.push(c) }
         }
         for byte in chunk.invalid() {
             out += &format!("\\x{byte:02x}");
@@ -228,6 +234,7 @@ mod tests {
     fn printing_escapes_what_a_terminal_would_obey() {
         let bytes = &b"a\x1b[31m\n\xff"[..];
         assert_eq!(TreePath::new(bytes).unwrap().to_string(), "a\\u{1b}[31m\\n\\xff");
+        assert_eq!(TreePath::new("exe.\u{202e}fdp").unwrap().to_string(), "exe.\\u{202e}fdp");
         assert_eq!(JsonBytes::new(bytes).to_string(), "a\\u{1b}[31m\\n\\xff");
     }
 }

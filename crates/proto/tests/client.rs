@@ -97,6 +97,8 @@ async fn a_runner_that_died_and_one_that_broke_off_are_told_apart() {
     };
     let lives = call().await;
     assert_eq!((lives.code, &*lives.message), (Code::HostBroken, "the runner broke off its answer"));
+    // The connection by which the client found out.
+    drop(listener.accept().await.unwrap());
     let client = Client::new(&socket);
     let (answer, ()) = tokio::join!(client.get::<Value>("/v1/x"), async {
         let (stream, _) = listener.accept().await.unwrap();

@@ -35,6 +35,9 @@ pub(crate) struct SourceArgs {
 impl SourceArgs {
     /// The source, or `None` if no flag names one.
     pub(crate) fn source(&self) -> Result<Option<Source>, ErrorBody> {
+        if self.repo.is_none() && self.files.is_none() {
+            return Ok(None);
+        }
         let here = current_dir()?;
         if let Some(repo) = &self.repo {
             if repo.is_empty() {
