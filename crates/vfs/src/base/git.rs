@@ -117,9 +117,10 @@ fn place(repo: &OsStr) -> Result<Place, FreezeError> {
         None => {}
     }
     if !path.as_bytes().starts_with(b"/") {
-        let scp_like = path.to_string_lossy().split_once(':').is_some_and(|(host, path)| {
-            !host.is_empty() && !host.contains('/') && !host.starts_with('-') && !path.starts_with(':')
-        });
+        let scp_like = !text.contains("://")
+            && text.split_once(':').is_some_and(|(host, path)| {
+                !host.is_empty() && !host.contains('/') && !host.starts_with('-') && !path.starts_with(':')
+            });
         if scp_like {
             return Ok(Place::Url(repo.to_owned()));
         }
