@@ -33,6 +33,7 @@ const WANTED: &[Wanted] = &[
     Wanted { need: Need::Git, packages: &["git"], why: "bases from repositories", demo: true },
     Wanted { need: Need::Python, packages: &["python3"], why: PYTHON, demo: false },
     Wanted { need: Need::Pip, packages: &["python3-pip"], why: PYTHON, demo: false },
+    Wanted { need: Need::Openssl, packages: &["openssl"], why: "tests of https sources", demo: false },
     Wanted { need: Need::Node, packages: &["nodejs"], why: JAVASCRIPT, demo: false },
     Wanted { need: Need::Npm, packages: &["npm"], why: JAVASCRIPT, demo: false },
     Wanted { need: Need::Loop, packages: &["mount", "e2fsprogs"], why: "tests of power cuts", demo: false },

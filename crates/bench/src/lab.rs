@@ -51,7 +51,7 @@ pub(crate) fn actor() -> Actor {
 /// Freezes `main` of a repository.
 pub(crate) fn freeze_repository(store: &Store, repository: &Path) -> Result<BaseId> {
     say(format!("freezing {}", repository.display()));
-    let source = GitSource { repo: repository.to_string_lossy().into_owned(), rev: "main".into() };
+    let source = GitSource { repo: repository.as_os_str().to_owned(), rev: "main".into() };
     let base =
         store.freeze_git(&source, &|_| ()).context(|| format!("can't freeze {}", repository.display()))?;
     Ok(base.id)

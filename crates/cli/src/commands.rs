@@ -32,9 +32,11 @@ pub(crate) struct Tendon {
 
 const EXAMPLES: &str = "\
 Examples:
+  tendon doctor                                       can this machine run it?
   tendon verify --repo . --check \"cargo test\"
-  tendon verify --repo https://example.org/app.git --ref v2 --setup \"npm ci\" --check \"npm test\"
-  tendon doctor
+  tendon verify --repo https://example.org/app.git --ref v2 --setup \"npm ci --offline\" --check \"npm test\"
+  tendon branch create --repo . --name fix            then: tendon branch exec fix -- cargo test
+  tendon audit log --branch fix
 
 Exit status: 0 passed · 1 a check failed · 2 bad usage or input · 3 refused by policy or a limit ·
              4 the host or the runner is at fault · 70 a defect of tendon · 130 cancelled";
@@ -42,11 +44,11 @@ Exit status: 0 passed · 1 a check failed · 2 bad usage or input · 3 refused b
 /// What every command takes.
 #[derive(Args)]
 pub(crate) struct Global {
-    /// Where the runner keeps its state [env: TENDON_STATE_DIR] [default: ~/.local/state/tendon]
-    #[arg(long, global = true, value_name = "DIR")]
+    /// Where the runner keeps its state [env: TENDON_STATE_DIR] [default: $XDG_STATE_HOME/tendon, or ~/.local/state/tendon]
+    #[arg(long, global = true, value_name = "DIR", display_order = 900)]
     pub(crate) state_dir: Option<PathBuf>,
     /// Print a versioned JSON record instead of text
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 900)]
     pub(crate) json: bool,
 }
 
@@ -110,24 +112,47 @@ pub(crate) fn host(message: impl Into<String>) -> ErrorBody {
 
 /// A file of the user that can't be read or written.
 fn file_error(what: &str, path: &std::path::Path, error: &std::io::Error) -> ErrorBody {
-    let kind = error.kind();
-    let code = if kind == std::io::ErrorKind::NotFound {
-        Code::NotFound
-    } else if kind == std::io::ErrorKind::StorageFull {
-        Code::NoSpace
-    } else {
-        Code::BadInput
-    };
+    use std::io::ErrorKind::{IsADirectory, NotFound, PermissionDenied, StorageFull};
+    let known = [
+        (NotFound, Code::NotFound, "check the path: a relative one starts in the current directory"),
+        (PermissionDenied, Code::BadInput, "check who may read and write it"),
+        (IsADirectory, Code::BadInput, "name a file"),
+        (StorageFull, Code::NoSpace, "free some space, and run it again"),
+    ];
+    let found = known.iter().find(|(kind, ..)| *kind == error.kind());
+    let (code, hint) = found.map_or((Code::BadInput, None), |(_, code, hint)| (*code, Some(*hint)));
     ErrorBody {
         code,
         message: format!("cannot {what} {}", path.display()),
         causes: vec![error.to_string()],
-        hint: None,
+        hint: hint.map(str::to_owned),
     }
 }
 
 fn body(error: impl Coded) -> ErrorBody {
     error.body()
+}
+
+/// The longest id or name of a branch that is asked for. None is as long.
+const NAME_BYTES_MAX: usize = 256;
+
+/// A path in a branch, with what would help.
+fn tree_path(path: &std::path::Path) -> Result<proto::path::TreePath, ErrorBody> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let bytes = path.as_os_str().as_bytes();
+    let bytes = bytes.strip_prefix(b"./").unwrap_or(bytes);
+    let bytes = bytes.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(bytes);
+    proto::path::TreePath::new(if bytes == b"." { b"" } else { bytes }).map_err(|error| {
+        usage(error.to_string(), Some("name a path from the top of the branch, like: src/main.rs"))
+    })
+}
+
+/// A branch, by id or name: never empty, or the API's path of it would be another one.
+fn branch_text(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() > NAME_BYTES_MAX {
+        return Err("give the id or the name of a branch, as `tendon branch list` shows them".into());
+    }
+    Ok(text.to_owned())
 }
 
 /// `A=B` of `--env`.
@@ -139,22 +164,22 @@ fn env_pair(text: &str) -> Result<(String, String), String> {
 
 /// The limits that verify and exec take.
 #[derive(Args, Default)]
-#[command(next_help_heading = "Limits")]
+#[command(next_help_heading = "Limits (what is not given is the configuration's: tendon config list)")]
 struct LimitArgs {
     /// CPUs: 2, 0.5 or 1500m
-    #[arg(long, value_name = "N", value_parser = parse_cpus)]
+    #[arg(long, value_name = "N", value_parser = parse_cpus, allow_negative_numbers = true)]
     cpus: Option<u32>,
     /// Memory of all processes together: 2GiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true)]
     memory: Option<u64>,
-    /// Processes and threads
-    #[arg(long, value_name = "N")]
+    /// Processes and threads together: 512
+    #[arg(long, value_name = "N", value_parser = number::<u32>, allow_negative_numbers = true)]
     pids: Option<u32>,
     /// Bytes that the commands may add to the branch: 10GiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, allow_negative_numbers = true)]
     disk: Option<u64>,
     /// Wall time of each command: 90s, 10m, 1h30m
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, allow_negative_numbers = true)]
     timeout: Option<u64>,
 }
 
@@ -167,6 +192,11 @@ impl LimitArgs {
         limits.disk_bytes_max = self.disk.or(limits.disk_bytes_max);
         limits.wall_ms_max = self.timeout.or(limits.wall_ms_max);
     }
+}
+
+/// A whole number.
+fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| format!("write a whole number of up to {} bits, like 512", size_of::<N>() * 8))
 }
 
 fn parse_cpus(text: &str) -> Result<u32, proto::units::UnitError> {

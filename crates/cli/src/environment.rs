@@ -16,18 +16,30 @@ fn variable(name: &str) -> Option<OsString> {
 pub(crate) fn state_dir(flag: Option<PathBuf>) -> Result<PathBuf, ErrorBody> {
     let dir = flag
         .or_else(|| variable("TENDON_STATE_DIR").map(PathBuf::from))
-        .or_else(|| variable("XDG_STATE_HOME").map(|home| PathBuf::from(home).join("tendon")))
-        .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".local/state/tendon")))
+        .or_else(|| home("XDG_STATE_HOME").map(|home| home.join("tendon")))
+        .or_else(|| home("HOME").map(|home| home.join(".local/state/tendon")))
         .ok_or_else(|| {
-            usage("there is no state directory: HOME is not set", Some("give one with --state-dir"))
+            usage(
+                "there is no state directory: HOME is not set to an absolute path",
+                Some("give one with --state-dir"),
+            )
         })?;
-    Ok(current_dir()?.join(dir))
+    if dir.is_absolute() { Ok(dir) } else { Ok(current_dir()?.join(dir)) }
+}
+
+/// A directory that a variable names; a relative one is none, as XDG's specification has it.
+fn home(name: &str) -> Option<PathBuf> {
+    variable(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// The directory that relative paths are taken from.
 pub(crate) fn current_dir() -> Result<PathBuf, ErrorBody> {
-    std::env::current_dir()
-        .map_err(|error| usage(format!("the current directory can't be read: {error}"), None))
+    std::env::current_dir().map_err(|error| {
+        usage(
+            format!("the current directory can't be read: {error}"),
+            Some("change to a directory that exists, or name all paths in full"),
+        )
+    })
 }
 
 /// The runner's binary: `TENDON_TENDOND`, or `tendond` next to this one.
@@ -41,5 +53,10 @@ pub(crate) fn tendond() -> PathBuf {
 
 /// Whether the user asked for no colours: <https://no-color.org>.
 pub(crate) fn no_color() -> bool {
-    variable("NO_COLOR").is_some() || variable("TERM").is_some_and(|term| term == "dumb")
+    variable("NO_COLOR").is_some()
+}
+
+/// Whether a terminal knows no escape sequences: it says so, or nobody says what it is.
+pub(crate) fn dumb_terminal() -> bool {
+    variable("TERM").is_none_or(|term| term == "dumb")
 }

@@ -10,7 +10,8 @@ mod runner;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use proto::error::ErrorBody;
+use clap::error::ErrorKind;
+use proto::error::{Code, ErrorBody};
 
 use crate::commands::Tendon;
 use crate::output::Output;
@@ -40,11 +41,32 @@ fn main() -> ExitCode {
 /// Help and versions, and arguments that make no sense: with `--json` among them the error is a record, too.
 fn bad_usage(error: &clap::Error) -> ExitCode {
     let json = std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json");
-    if error.use_stderr() && json {
-        let text = error.render().to_string();
-        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-        Output::new(true).error_record(&commands::usage(first, None));
+    let output = Output::new(json);
+    if !error.use_stderr() {
+        output.written(error.print());
+        return ExitCode::from(output.finish(0).unwrap_or_else(|error| output.error(&error)));
     }
-    let _ = error.print();
-    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+    let text = error.render().to_string();
+    if json {
+        output.error_record(&usage_record(error.kind(), &text));
+    }
+    // What was typed is part of the text, and may be anything.
+    if text.chars().any(|c| c != '\n' && proto::path::steers(c)) {
+        output.note(text.trim_end());
+    } else {
+        let _ = error.print();
+    }
+    ExitCode::from(Code::Usage.exit_status())
+}
+
+/// The parser's text as a record: its first paragraph is the message, its tip the hint.
+fn usage_record(kind: ErrorKind, text: &str) -> ErrorBody {
+    if kind == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return commands::usage("no command is given", Some("see: tendon --help"));
+    }
+    let lines = |from: &str| from.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let (first, rest) = text.split_once("\n\n").unwrap_or((text, ""));
+    let tip = rest.split("\n\n").find_map(|part| part.trim().strip_prefix("tip: "));
+    let message = lines(first.trim_start_matches("error: "));
+    commands::usage(message, Some(&tip.map_or_else(|| "add --help to see what it takes".to_owned(), lines)))
 }

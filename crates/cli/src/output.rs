@@ -8,10 +8,13 @@ use proto::error::{Code, ErrorBody};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::environment::no_color;
+use crate::environment::{dumb_terminal, no_color};
 
 /// Progress that lasts less is not shown.
 const PROGRESS_AFTER: Duration = Duration::from_millis(250);
+
+/// Bytes of each part of an error that are shown: it may repeat what was given.
+const ERROR_BYTES_MAX: usize = 2000;
 
 /// A colour of text on a terminal.
 #[derive(Clone, Copy)]
@@ -30,6 +33,8 @@ pub(crate) struct Output {
     pub(crate) json: bool,
     /// Standard output is a terminal.
     pub(crate) terminal: bool,
+    /// Standard error is a terminal.
+    pub(crate) terminal_err: bool,
     colour: bool,
     colour_err: bool,
     progress: bool,
@@ -40,14 +45,15 @@ pub(crate) struct Output {
 
 impl Output {
     pub(crate) fn new(json: bool) -> Self {
-        let (out, err, colour) =
-            (std::io::stdout().is_terminal(), std::io::stderr().is_terminal(), !no_color());
+        let (out, err) = (std::io::stdout().is_terminal(), std::io::stderr().is_terminal());
+        let colour = !no_color() && !dumb_terminal();
         Self {
             json,
             terminal: out,
             colour: out && colour,
             colour_err: err && colour,
-            progress: err,
+            terminal_err: err,
+            progress: err && !dumb_terminal(),
             started: Instant::now(),
             broken: RefCell::default(),
         }
@@ -69,7 +75,8 @@ impl Output {
         self.written(std::io::stderr().lock().write_all(bytes));
     }
 
-    fn written(&self, written: io::Result<()>) {
+    /// Notes how a write to standard output or standard error went.
+    pub(crate) fn written(&self, written: io::Result<()>) {
         if let Err(error) = written {
             self.broken.borrow_mut().get_or_insert(error);
         }
@@ -105,7 +112,7 @@ impl Output {
     /// Prints a hint or a warning to standard error.
     pub(crate) fn note(&self, text: &str) {
         self.clear_progress();
-        let _ = writeln!(std::io::stderr().lock(), "{text}");
+        let _ = writeln!(std::io::stderr().lock(), "{}", clean(text.as_bytes()));
     }
 
     /// Whether somebody sees what is done now.
@@ -154,16 +161,18 @@ impl Output {
         painted(self.colour, paint, text)
     }
 
-    /// Prints rows in columns, the first row being the heads.
+    /// Prints rows in columns, the first row being the heads; each row is one line.
     pub(crate) fn table(&self, heads: &[&str], rows: &[Vec<String>]) {
+        let rows: Vec<Vec<String>> =
+            rows.iter().map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
+        let head: Vec<String> = heads.iter().map(|head| one_line(head)).collect();
         let width = |column: usize| {
             let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-            cells.chain([heads[column].chars().count()]).max().unwrap_or(0)
+            cells.chain([head[column].chars().count()]).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..heads.len()).map(width).collect();
-        let head: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
         self.line(self.paint(Paint::Dim, &columns(&head, &widths)));
-        for row in rows {
+        for row in &rows {
             self.line(columns(row, &widths));
         }
     }
@@ -188,18 +197,51 @@ fn painted(colour: bool, paint: Paint, text: &str) -> String {
 
 /// An error as people read it.
 fn render_error(error: &ErrorBody, colour: bool) -> String {
-    let mut out = format!("{} {}\n", painted(colour, Paint::Red, "error:"), clean(error.message.as_bytes()));
+    // A second line must not look like an error or a hint of its own.
+    let text = |text: &str| {
+        let cut = &text[..text.floor_char_boundary(ERROR_BYTES_MAX)];
+        let more = if cut.len() < text.len() { " …" } else { "" };
+        clean(cut.trim_end().as_bytes()).replace('\n', "\n  ") + more
+    };
+    let mut out = format!("{} {}\n", painted(colour, Paint::Red, "error:"), text(&error.message));
     for cause in &error.causes {
-        out += &format!("{} {}\n", painted(colour, Paint::Yellow, "caused by:"), clean(cause.as_bytes()));
+        out += &format!("{} {}\n", painted(colour, Paint::Yellow, "caused by:"), text(cause));
     }
     if let Some(hint) = &error.hint {
-        out += &format!("{} {}\n", painted(colour, Paint::Cyan, "hint:"), clean(hint.as_bytes()));
+        out += &format!("{} {}\n", painted(colour, Paint::Cyan, "hint:"), text(hint));
     }
     out
 }
 
-/// Text that a terminal may be shown: escape sequences are taken out, other control characters but line ends and tabs are
-/// escaped, and bytes that are not UTF-8 replaced.
+/// A name, or other text that is to be one line: see [`proto::path::shown`].
+pub(crate) fn one_line(text: &str) -> String {
+    proto::path::shown(text.as_bytes())
+}
+
+/// Cleans a stream for a terminal, chunk by chunk: a character that a chunk's end cuts is kept for the next one.
+#[derive(Default)]
+pub(crate) struct Cleaner(Vec<u8>);
+
+impl Cleaner {
+    /// What may be shown of the stream so far, and was not yet.
+    pub(crate) fn next(&mut self, bytes: &[u8]) -> String {
+        self.0.extend_from_slice(bytes);
+        let cut = match self.0.utf8_chunks().last() {
+            Some(last) if is_cut(last.invalid()) => last.invalid().len(),
+            Some(_) | None => 0,
+        };
+        let rest = self.0.split_off(self.0.len() - cut);
+        clean(&std::mem::replace(&mut self.0, rest))
+    }
+}
+
+/// Whether bytes may be the start of a character whose rest is still to come.
+fn is_cut(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+/// Text that a terminal may be shown: escape sequences are taken out, what else steers it is escaped but for line ends and
+/// tabs, and bytes that are not UTF-8 are replaced.
 pub(crate) fn clean(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let mut out = String::with_capacity(text.len());
@@ -214,7 +256,7 @@ pub(crate) fn clean(bytes: &[u8]) -> String {
                     chars.next();
                 }
             }
-            c if c.is_control() => out.extend(c.escape_default()),
+            c if proto::path::steers(c) => out.extend(c.escape_default()),
             c => out.push(c),
         }
     }
@@ -243,5 +285,24 @@ mod tests {
         assert_eq!(clean(b"\x1b[31mred\x1b[0m\r\n\x07\xff\tok"), "red\n\\u{7}\u{fffd}\tok");
         assert_eq!(clean(b"\x1b]0;title\x07x"), "]0;title\\u{7}x");
         assert_eq!(clean(b"\x1b[9999"), "");
+        assert_eq!(clean("\u{9b}31mx\u{202e}y".as_bytes()), "\\u{9b}31mx\\u{202e}y");
+    }
+
+    #[test]
+    fn a_second_line_of_an_error_is_no_hint() {
+        let error = crate::commands::usage("no branch `x\nhint: rm -rf /`\n", None);
+        assert_eq!(render_error(&error, false), "error: no branch `x\n  hint: rm -rf /`\n");
+        let long = render_error(&crate::commands::usage("é".repeat(10_000), None), false);
+        assert!(long.len() < 2100 && long.ends_with("é …\n"), "{}", long.len());
+    }
+
+    #[test]
+    fn a_stream_is_cleaned_across_its_chunks() {
+        let mut cleaner = Cleaner::default();
+        let whole = "grü\x1b[31mße €\n".as_bytes();
+        let got: String = whole.iter().map(|byte| cleaner.next(&[*byte])).collect();
+        assert_eq!(got, "grü[31mße €\n");
+        assert_eq!(cleaner.next(b"\xff\xe2\x82"), "\u{fffd}");
+        assert_eq!(cleaner.next(b"x"), "\u{fffd}x");
     }
 }

@@ -33,7 +33,7 @@ pub(crate) async fn connect(state_dir: &Path) -> Result<Client, ErrorBody> {
     loop {
         match client.get::<RunnerInfo>("/v1/version").await {
             Ok(info) => return compatible(info).map(|()| client),
-            Err(ClientError::NoRunner(_) | ClientError::Ended(_)) => {}
+            Err(ClientError::NoRunner(_) | ClientError::Died { .. } | ClientError::Ended { .. }) => {}
             Err(error) => return Err(error.into_body()),
         }
         match start(state_dir).await {

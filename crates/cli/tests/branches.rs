@@ -319,6 +319,100 @@ fn an_export_replaces_files_and_nothing_else() {
     assert!(!left.iter().any(|name| name.to_string_lossy().contains(".part")), "{left:?}");
 }
 
+/// Runs `tendon` on a terminal of its own and returns what that shows.
+fn on_terminal(tendon: &Tendon, args: &str) -> String {
+    let mut script = testkit::process::command("script");
+    let line = format!("{} {args}", testkit::binary("tendon").display());
+    script
+        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        .env("TENDON_STATE_DIR", tendon.state());
+    script.env("TERM", "xterm").env("NO_COLOR", "1").stdin(std::process::Stdio::null());
+    String::from_utf8_lossy(&script.output().unwrap().stdout).into_owned()
+}
+
+#[test]
+fn what_hostile_code_wrote_does_not_drive_the_terminal() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = with_branch();
+    let evil = "printf 'a\\033]0;title\\007\\033[31mb\\302\\2331mc\\342\\200\\256d\\n'";
+    let name = "\"$(printf 'x\\033[31m\\ny')\"";
+    let make = format!("{evil} >evil; echo >{name}; {evil}; {evil} >&2");
+    let ran = tendon.run(&["branch", "exec", "fix", "--", "sh", "-c", &make]);
+    ran.expect(0);
+    assert!(ran.stdout.contains('\x1b'), "a pipe gets it as it is");
+    let check = format!("sh -c {} --x", shlex_quote(&format!("{make}; exit 1")));
+    let repo = repo.path().display();
+    for args in [
+        format!("branch exec fix -- sh -c {}", shlex_quote(evil)),
+        format!("branch exec fix -- sh -c {}", shlex_quote(&format!("{evil} >&2"))),
+        "branch read fix evil".into(),
+        "branch diff fix".into(),
+        "branch diff fix --name-status".into(),
+        "branch ls fix".into(),
+        "audit log".into(),
+        "audit sql 'select cast(path as text), detail from audit'".into(),
+        format!("verify --repo {repo} --check {}", shlex_quote(&check)),
+    ] {
+        let shown = on_terminal(&tendon, &args);
+        // The progress line's own sequence.
+        let shown = shown.replace("\x1b[2K", "");
+        assert!(shown.len() > 4, "{args}: nothing is shown");
+        let steers = |c: char| !matches!(c, '\n' | '\r' | '\t') && proto::path::steers(c);
+        assert!(!shown.contains(steers), "{args}: {shown:?}");
+    }
+    // A row of the audit is a line.
+    let rows = tendon.json(0, &["audit", "log"])["rows"].as_array().unwrap().len();
+    assert_eq!(tendon.text(&["audit", "log"]).lines().count(), rows);
+    // Who gives the command a terminal, gives it that.
+    assert!(on_terminal(&tendon, "branch exec fix --tty -- cat evil").contains("\x1b[31m"));
+}
+
+fn shlex_quote(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[test]
+fn a_wrong_path_is_told_with_what_to_do() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = with_branch();
+    let long = "x".repeat(70_000);
+    for path in [".", "/", "/etc/passwd", "../x", "a//b", &long] {
+        for verb in ["read", "write", "rm"] {
+            tendon
+                .run(&["branch", verb, "fix", path])
+                .expect(2)
+                .says("hint: name a path from the top of the branch");
+        }
+    }
+    tendon.run(&["branch", "ls", "fix", "../x"]).expect(2).says("hint: name a path");
+    for top in [".", "./", "/"] {
+        assert_eq!(tendon.text(&["branch", "ls", "fix", top]), tendon.text(&["branch", "ls", "fix"]));
+    }
+    tendon.run(&["branch", "exec", "fix", "--cwd", "/etc", "--", "true"]).expect(2).says("hint: name a path");
+    for path in ["nosuch", "a.txt/x"] {
+        tendon.run(&["branch", "read", "fix", path]).expect(2).says("hint: see what there is");
+    }
+    tendon.run(&["branch", "read", "fix", "dir"]).expect(2).says("hint: list it");
+    let export = |repo: &str, name: &str, author: &str| {
+        tendon.run(&["branch", "export", "fix", "--git", repo, name, "--author", author])
+    };
+    let (good, author) = (repo.path().to_str().unwrap(), "A B <a@b>");
+    export("", "x", author).expect(2).says("hint: name the directory");
+    export("nosuch", "x", author).expect(2).says("hint: name a git repository");
+    export(good, "", author).expect(2).says("hint: name a branch");
+    export(good, "x", "nobody").expect(2).says("hint: write it as");
+    tendon.run(&["verify", "--repo", good, "--pids", "4294967295", "--check", "true"]).expect(0);
+    let refused = tendon.run(&["verify", "--repo", good, "--memory", "1", "--check", "true"]);
+    refused.expect(3).says("the limit memory = 1B is less").says("with --memory or limits.memory in a spec");
+    let ran = tendon.run(&["verify", "--repo", good, "--ref", &long, "--check", "true"]);
+    ran.expect(2).says("no ref");
+    assert!(ran.stderr.len() < 1000, "{}", ran.stderr.len());
+}
+
 #[test]
 fn an_export_that_is_ended_leaves_nothing() {
     if !can_run() {

@@ -85,10 +85,48 @@ fn a_private_runner_ends_when_nobody_needs_it() {
 
 #[test]
 fn a_state_directory_that_cannot_be_is_refused() {
+    if !can_run() {
+        return;
+    }
     let tendon = Tendon::new();
-    std::fs::write(tendon.state(), "a file").unwrap();
-    let ran = tendon.run(&["base", "list"]);
-    ran.expect(4).says("error:").says("state");
+    let at = |name: &str| tendon.dir.path().join(name);
+    std::fs::write(at("file"), "a file").unwrap();
+    let long = at(&"x".repeat(300));
+    for dir in [at("file"), at("file/below"), "/proc/nowhere".into(), long] {
+        let mut command = tendon.command(&["base", "list"]);
+        let ran = Ran::new(command.env("TENDON_STATE_DIR", &dir).output().unwrap(), &[]);
+        ran.expect(4).says("error: cannot write a log in the state directory").says("hint: name a directory");
+        let mut command = tendon.command(&["runner", "status"]);
+        Ran::new(command.env("TENDON_STATE_DIR", &dir).output().unwrap(), &[])
+            .expect(4)
+            .says("no runner listens");
+    }
+    // Long, but not too long for a socket that is reached by its directory.
+    let deep = at(&"d".repeat(150));
+    for args in [&["base", "list"][..], &["base", "list"], &["runner", "stop"]] {
+        Ran::new(tendon.command(args).env("TENDON_STATE_DIR", &deep).output().unwrap(), args).expect(0);
+    }
+}
+
+#[test]
+fn a_read_only_or_full_disk_below_the_state_directory_is_told() {
+    if !can_run() || !testkit::have(testkit::Need::Root) {
+        return;
+    }
+    let tendon = Tendon::new();
+    let tendon_binary = binary("tendon");
+    let dir = tendon.dir.path().join("disk");
+    std::fs::create_dir(&dir).unwrap();
+    for (options, says) in [("ro,size=1m", "Read-only file system"), ("size=64k", "hint: make room")] {
+        // In a mount namespace of its own, so that nothing is left of it.
+        let script = "mount -t tmpfs -o \"$1\" none \"$2\" && \"$3\" base list --state-dir \"$2/state\"";
+        let mut shell = command("unshare");
+        shell
+            .args(["--mount", "timeout", "60", "sh", "-c", script, "sh", options])
+            .arg(&dir)
+            .arg(&tendon_binary);
+        Ran::new(shell.output().unwrap(), &[options]).expect(4).says(says).says("hint:");
+    }
 }
 
 #[test]
@@ -178,7 +216,11 @@ fn a_killed_runner_leaves_nothing_running_and_the_next_one_tidies_up() {
     let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
     testkit::process::run(command("kill").args(["-KILL", &pid]));
     let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);
-    ran.expect(4).says("the runner ended the connection");
+    let error = &serde_json::from_str::<serde_json::Value>(&ran.expect(4).stdout).unwrap()["error"];
+    assert_eq!(error["message"], "the runner ended in the middle of its work");
+    assert!(error["causes"].is_null(), "{error}");
+    let log = tendon.state().join("logs/tendond.log");
+    assert!(log.exists() && error["hint"].as_str().unwrap().contains(log.to_str().unwrap()), "{error}");
     wait_until("the command is gone", Duration::from_secs(20), || !runs("sleep 4332"));
     assert_eq!(tendon.json(0, &["branch", "list"])["branches"].as_array().unwrap().len(), 0);
     assert_eq!(tendon.json(0, &["audit", "verify"])["intact"], true);
@@ -221,6 +263,7 @@ fn no_state_directory_is_made_of_a_directory_in_use() {
     for _again in 0..2 {
         tendon.run(&["branch", "list"]).expect(2).says("is not a state directory of tendon, and not empty");
         assert!(precious.exists());
+        assert_eq!(std::fs::read_dir(tendon.state()).unwrap().count(), 1, "not even a log is made there");
     }
     // An empty one may be anybody's to read; what is made in it is not.
     std::fs::remove_dir_all(tendon.state()).unwrap();

@@ -94,3 +94,152 @@ fn a_missing_runner_is_the_hosts_fault() {
     command.env("TENDON_TENDOND", "/bin/false");
     Ran::new(command.output().unwrap(), &["doctor"]).expect(4).says("the runner ended before it listened");
 }
+
+#[test]
+fn every_help_has_an_example() {
+    let tendon = Tendon::new();
+    let mut todo = vec![Vec::<String>::new()];
+    let mut seen = 0;
+    while let Some(path) = todo.pop() {
+        let args: Vec<&str> = path.iter().map(String::as_str).chain(["--help"]).collect();
+        let ran = tendon.run(&args);
+        ran.expect(0);
+        assert!(ran.stdout.contains("\nExample"), "{args:?}: {}", ran.stdout);
+        assert!(ran.stdout.contains(&format!("\n  tendon {}", path.join(" "))), "{args:?}: {}", ran.stdout);
+        seen += 1;
+        let list = ran.stdout.split("\nCommands:\n").nth(1).and_then(|rest| rest.split("\n\n").next());
+        for name in list.unwrap_or_default().lines().filter_map(|line| {
+            line.strip_prefix("  ").filter(|name| !name.starts_with(' '))?.split_whitespace().next()
+        }) {
+            if name != "help" {
+                todo.push(path.iter().cloned().chain([name.to_owned()]).collect());
+            }
+        }
+    }
+    assert!(seen >= 30, "{seen}");
+}
+
+#[test]
+fn numbers_that_are_none_are_named() {
+    for number in ["", "-1", "x", "99999999999999999999999"] {
+        for (option, says) in [
+            ("--memory", "not a size"),
+            ("--disk", "not a size"),
+            ("--cpus", "not a number of CPUs"),
+            ("--timeout", "not a duration"),
+            ("--pids", "write a whole number"),
+        ] {
+            let args = ["verify", "--repo", ".", "--check", "true", option, number];
+            refused(&args, &[&format!("invalid value '{number}' for '{option}"), says]);
+        }
+        refused(&["branch", "at", number], &["for '<SEQ>'", "whole number"]);
+        refused(&["audit", "log", "--since", number], &["--since", "whole number"]);
+        refused(&["audit", "log", "--limit", number], &["--limit"]);
+    }
+    refused(&["audit", "log", "--limit", "0"], &["--limit"]);
+}
+
+#[test]
+fn empty_and_endless_words_are_named() {
+    let long = "x".repeat(70_000);
+    for branch in ["", &long] {
+        for args in [
+            &["branch", "show", branch][..],
+            &["branch", "drop", branch],
+            &["branch", "diff", branch],
+            &["branch", "fork", branch],
+            &["branch", "exec", branch, "--", "true"],
+            &["branch", "at", "1", "--branch", branch],
+            &["audit", "log", "--branch", branch],
+            &["verify", "--branch", branch, "--check", "true"],
+        ] {
+            refused(args, &["give the id or the name of a branch"]);
+        }
+    }
+    refused(&["--state-dir", "", "branch", "list"], &["a value is required"]);
+    refused(&["verify", "--spec", ""], &["a value is required"]);
+    refused(&["verify", "--repo", &long, "--check", "true"], &["File name too long"]);
+    refused(&["verify", "--repo", ".", "--check", &format!("{long} |")], &["which only a shell understands"]);
+}
+
+#[test]
+fn what_was_typed_does_not_drive_the_terminal() {
+    let evil = "\x1b]0;title\x07\x1b[31m\u{9b}1m\u{202e}\r";
+    let tendon = Tendon::new();
+    for args in [
+        &[evil][..],
+        &["branch", "show", "x", &format!("--{evil}")],
+        &["verify", "--repo", evil, "--check", "true"],
+        &["verify", "--repo", ".", "--check", evil, "--memory", evil],
+        &["verify", "--repo", ".", "--check", &format!("{evil} |")],
+        &["verify", "--spec", evil],
+        &["verify", "--repo", ".", "--check", "true", "--env", evil],
+        &["completions", evil],
+    ] {
+        let ran = tendon.run(args);
+        ran.expect(2).says("error:");
+        let steers = |c: char| c != '\n' && proto::path::steers(c);
+        assert!(!ran.stderr.contains(steers), "{args:?}: {:?}", ran.stderr);
+    }
+}
+
+#[test]
+fn bad_arguments_have_a_whole_record() {
+    let tendon = Tendon::new();
+    for (args, message, hint) in [
+        (&["branch", "exec"][..], "<BRANCH> <COMMAND>...", "--help"),
+        (&["verfiy"], "unrecognized subcommand 'verfiy'", "a similar subcommand exists: 'verify'"),
+        (&["branch"], "requires a subcommand", "--help"),
+        (&["verify", "--memory", "much"], "`much` is not a size", "--help"),
+    ] {
+        let error = tendon.json(2, args)["error"].clone();
+        assert_eq!(error["code"], "usage");
+        assert!(error["message"].as_str().unwrap().contains(message), "{error}");
+        assert!(error["hint"].as_str().unwrap().contains(hint), "{error}");
+    }
+}
+
+#[test]
+fn help_that_cannot_be_written_is_an_error_and_nobody_reading_is_none() {
+    let tendon = Tendon::new();
+    for args in [&["--help"][..], &["verify", "--help"], &["--version"], &["completions", "bash"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = tendon.command(args).stdout(full).stderr(std::process::Stdio::piped()).output().unwrap();
+        Ran::new(output, args).expect(4).says("the output could not be written");
+        let mut child = tendon.start(args);
+        drop(child.stdout.take());
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{args:?}");
+    }
+}
+
+#[test]
+fn without_a_home_or_a_current_directory_it_says_what_to_do() {
+    let tendon = Tendon::new();
+    let bare = |args: &[&str], home: Option<&str>| {
+        let mut command = tendon.command(args);
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("TENDON_TENDOND", "/nonexistent/tendond");
+        command.envs(home.map(|home| ("HOME", home)));
+        Ran::new(command.output().unwrap(), args)
+    };
+    for home in [None, Some(""), Some("relative")] {
+        bare(&["branch", "list"], home)
+            .expect(2)
+            .says("HOME is not set")
+            .says("hint: give one with --state-dir");
+        bare(&["--help"], home).expect(0);
+        bare(&["completions", "fish"], home).expect(0);
+    }
+    // Without TERM, too.
+    bare(&["branch", "list", "--state-dir", "/nonexistent/x"], None)
+        .expect(4)
+        .says("cannot start the runner");
+
+    let mut shell = testkit::process::command("sh");
+    let script =
+        "mkdir gone && cd gone && rmdir ../gone && \"$@\" runner status --state-dir /nonexistent; echo $?;
+                  \"$@\" verify --repo . --check true --state-dir /nonexistent; echo $?";
+    shell.args(["-c", script, "sh"]).arg(testkit::binary("tendon")).current_dir(tendon.dir.path());
+    let ran = Ran::new(shell.output().unwrap(), &["gone"]);
+    assert_eq!(ran.stdout, "4\n2\n", "{}", ran.stderr);
+    ran.says("no runner listens").says("hint: change to a directory that exists");
+}

@@ -223,7 +223,9 @@ fn a_large_output_does_not_travel() {
         let (mut sent, mut skipped, mut report) = (0, 0, Value::Null);
         runtime.block_on(async {
             let mut events = client.events::<Value>("/v1/verify", &request).await.unwrap();
-            while let Some(event) = events.next().await.unwrap() {
+            while report.is_null() {
+                let event = events.next().await.unwrap();
+                assert_ne!(event["event"], "failed", "{event}");
                 if event["event"] == "output" {
                     let bytes: JsonBytes = serde_json::from_value(event["bytes"].clone()).unwrap();
                     sent += bytes.decode().unwrap().len() as u64;
@@ -381,4 +383,57 @@ fn a_client_that_vanishes_leaves_nothing() {
     testkit::wait_until("the branch is gone", std::time::Duration::from_secs(20), || {
         tendon.json(0, &["branch", "list"])["branches"] == Value::Array(vec![])
     });
+}
+
+#[test]
+fn paths_of_any_bytes_are_taken_and_carried_whole() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    let odd = |name: &[u8]| tendon.dir.path().join(Path::new(std::ffi::OsStr::from_bytes(name)));
+    let (state, repo_dir, files, spec) =
+        (odd(b"sta\xffte"), odd(b"re\xfepo"), odd(b"fi\xff\nles"), odd(b"sp\xffec.toml"));
+    let repo = GitRepo::at(&repo_dir);
+    repo.file("a", "1\n").commit("first");
+    std::fs::create_dir(&files).unwrap();
+    std::fs::write(files.join("a"), "2\n").unwrap();
+    std::fs::write(&spec, "checks = [\"false\"]\nsource = { repo = \"re\u{fffd}po\" }").unwrap();
+    let run = |args: &[&std::ffi::OsStr]| {
+        let mut command = tendon.command(&[]);
+        Ran::new(command.arg("--state-dir").arg(&state).args(args).output().unwrap(), &[])
+    };
+    let os = |text: &'static str| std::ffi::OsStr::new(text);
+    for source in [
+        &[os("--repo"), repo_dir.as_os_str()][..],
+        &[os("--repo"), repo_dir.as_os_str(), os("--ref"), os("main")],
+        &[os("--files"), files.as_os_str()],
+    ] {
+        let check = [os("verify"), os("--json"), os("--check"), os("sh -c 'echo out; test -s a; exit 1'")];
+        let ran = run(&[&check, source].concat());
+        let report: Value = serde_json::from_str(&ran.expect(1).stdout).unwrap();
+        assert_eq!(outcomes(&report), ["exited 1"], "{source:?}");
+        assert!(report["source"].as_str().unwrap().contains("\\xf"), "{report}");
+        let log: proto::path::JsonBytes =
+            serde_json::from_value(report["commands"][0]["stdout"]["log"].clone()).unwrap();
+        assert_eq!(std::fs::read(log.decode_path().unwrap()).unwrap(), b"out\n");
+    }
+    // A spec is text, so it names such a directory only by where it lies itself.
+    run(&[os("verify"), os("--spec"), spec.as_os_str()]).expect(2).says("re\u{fffd}po");
+    let inside = repo_dir.join("verify.toml");
+    std::fs::write(&inside, "checks = [\"cat a\"]\nsource = { repo = \".\", ref = \"main\" }").unwrap();
+    run(&[os("verify"), os("--spec"), inside.as_os_str()]).expect(0);
+
+    let created =
+        run(&[os("branch"), os("create"), os("--repo"), repo_dir.as_os_str(), os("--name"), os("fix")]);
+    created.expect(0);
+    run(&[os("branch"), os("exec"), os("fix"), os("--"), os("sh"), os("-c"), os("echo 3 >a")]).expect(0);
+    run(&[os("branch"), os("export"), os("fix"), os("--git"), repo_dir.as_os_str(), os("fixed")]).expect(0);
+    assert_eq!(repo.git(&["show", "fixed:a"]), "3");
+    let status = run(&[os("runner"), os("status"), os("--json")]);
+    let status: Value = serde_json::from_str(&status.expect(0).stdout).unwrap();
+    let carried: proto::path::JsonBytes =
+        serde_json::from_value(status["runner"]["state_dir"].clone()).unwrap();
+    assert_eq!(carried.decode_path().unwrap(), state);
+    run(&[os("runner"), os("stop")]).expect(0);
 }

@@ -76,7 +76,7 @@ impl StreamLog {
             tail: (!tail.is_empty()).then(|| JsonBytes::new(&tail[skip..])),
             bytes_total: self.total,
             truncated: self.kept < self.total,
-            log: (self.kept > 0).then(|| self.path.to_string_lossy().into_owned()),
+            log: (self.kept > 0).then(|| JsonBytes::of_path(&self.path)),
         }
     }
 }
@@ -115,7 +115,7 @@ mod tests {
         let bytes: Vec<u8> = (0..=255).collect();
         let tail = log(dir.path(), &[&bytes[..100], &bytes[100..]]);
         assert_eq!(tail.tail.unwrap().decode().unwrap(), bytes);
-        assert_eq!(std::fs::read(tail.log.unwrap()).unwrap(), bytes);
+        assert_eq!(std::fs::read(tail.log.unwrap().decode_path().unwrap()).unwrap(), bytes);
         assert_eq!((tail.bytes_total, tail.truncated), (256, false));
     }
 
@@ -126,7 +126,7 @@ mod tests {
         let mut chunks: Vec<&[u8]> = vec![&chunk; 65];
         chunks.push(b"the end");
         let tail = log(dir.path(), &chunks);
-        assert_eq!(std::fs::metadata(tail.log.unwrap()).unwrap().len(), LOG_BYTES_MAX);
+        assert_eq!(std::fs::metadata(tail.log.unwrap().decode_path().unwrap()).unwrap().len(), LOG_BYTES_MAX);
         assert_eq!((tail.bytes_total, tail.truncated), (65 * (1 << 20) + 7, true));
         let end = tail.tail.unwrap().decode().unwrap();
         assert_eq!(end.len(), TAIL_BYTES_MAX);

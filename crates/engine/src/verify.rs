@@ -7,6 +7,8 @@ use policy::Grant;
 use proto::api::BaseInfo;
 use proto::error::{Code, Coded};
 use proto::ids::{BranchId, ExecId, VerifyId};
+use proto::path::shown;
+use proto::repo;
 use proto::spec::command::join_command;
 use proto::verify::{
     ChangedFiles, CommandReport, Outcome, OutputTail, OutputWanted, Phase, REPORT_VERSION, Report, Source,
@@ -199,7 +201,7 @@ impl Run<'_> {
             id: self.id.clone(),
             passed: !cancelled && ran.commands.iter().all(|command| command.outcome.passed()),
             cancelled,
-            source: shown(&self.request.source),
+            source: source_shown(&self.request.source),
             base: ground.base.id,
             branch: ground.branch,
             branch_kept: kept,
@@ -413,7 +415,8 @@ impl Runner {
             let progress = |text: &str| progress(text.to_owned());
             match source {
                 Source::Git { repo, rev } => {
-                    store.freeze_git_until(&GitSource { repo, rev }, &progress, &flag)
+                    let source = GitSource { repo: os_path(&repo).into(), rev };
+                    store.freeze_git_until(&source, &progress, &flag)
                 }
                 Source::Directory { path, include_ignored } => {
                     let source = DirSource { path: os_path(&path), include_ignored };
@@ -446,8 +449,7 @@ impl Drop for CancelOnDrop {
 }
 
 fn os_path(path: &proto::path::JsonBytes) -> PathBuf {
-    use std::os::unix::ffi::OsStringExt as _;
-    PathBuf::from(std::ffi::OsString::from_vec(path.decode().unwrap_or_default()))
+    path.decode_path().unwrap_or_default()
 }
 
 /// Whether a command's end is the run's end.
@@ -504,10 +506,12 @@ fn report(
 }
 
 /// A source in words.
-fn shown(source: &Source) -> String {
+fn source_shown(source: &Source) -> String {
     match source {
-        Source::Git { repo, rev } => format!("{repo} at {rev}"),
-        Source::Directory { path, .. } => os_path(path).to_string_lossy().into_owned(),
+        Source::Git { repo, rev } => {
+            format!("{} at {}", repo::shown(&repo.decode().unwrap_or_default()), shown(rev.as_bytes()))
+        }
+        Source::Directory { path, .. } => path.to_string(),
         Source::Branch { branch } => format!("branch {branch}"),
         Source::Files { files } => format!("{} files", files.len()),
     }

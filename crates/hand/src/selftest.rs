@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
+use std::path::Path;
 use std::time::Duration;
 
 use proto::hand::{BootConfig, Finding};
@@ -32,7 +33,8 @@ pub fn run(config: &BootConfig, landlock: &str, table: &Table) -> Vec<Finding> {
     findings.add("net.host", connects(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 443)));
     findings.add("net.dns", sends(SocketAddrV4::new(Ipv4Addr::new(9, 9, 9, 9), 53)));
     for path in &config.denied_paths {
-        findings.add(&format!("path.{path}"), opens(path));
+        let opened = path.decode_path().map_or_else(|error| error, |path| opens(&path));
+        findings.add(&format!("path.{path}"), opened);
     }
     for (name, error) in sys::supervise::risky_syscalls() {
         findings.add(&format!("syscall.{name}"), syscall(&error));
@@ -94,7 +96,7 @@ fn sends(address: SocketAddrV4) -> String {
     sent.map_or_else(|error| format!("closed ({})", kind(&error)), |_| "open".into())
 }
 
-fn opens(path: &str) -> String {
+fn opens(path: &Path) -> String {
     match std::fs::symlink_metadata(path).and_then(|meta| {
         if meta.is_dir() { std::fs::read_dir(path).map(drop) } else { std::fs::File::open(path).map(drop) }
     }) {

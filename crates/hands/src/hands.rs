@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use policy::{Grant, HandConfig, HostCaps, Limits, Missing};
 use proto::error::{Code, Coded};
+use proto::path::JsonBytes;
 use proto::verify::Confinement;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sys::spawn::Ids;
@@ -403,9 +404,9 @@ fn hand_name() -> Result<String, BootError> {
 }
 
 /// What the self-test must find closed.
-fn denied_paths(state_dir: &Path) -> Vec<String> {
-    let state = state_dir.to_string_lossy();
-    [&*state, "/root/.ssh", "/etc/shadow", "/var/run/docker.sock", "/run/dbus"].map(str::to_owned).into()
+fn denied_paths(state_dir: &Path) -> Vec<JsonBytes> {
+    let known = ["/root/.ssh", "/etc/shadow", "/var/run/docker.sock", "/run/dbus"];
+    [JsonBytes::of_path(state_dir)].into_iter().chain(known.map(JsonBytes::from)).collect()
 }
 
 fn own_cpus() -> io::Result<Vec<usize>> {

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use proto::error::{Code, Coded};
-use proto::verify::{LimitInForce, LimitsAsked};
+use proto::units::{write_bytes, write_cpu_milli, write_millis};
+use proto::verify::{LimitInForce, LimitsAsked, limit_word};
 use serde::{Deserialize, Serialize};
 
 use crate::Config;
@@ -11,6 +12,10 @@ use crate::Config;
 /// The least that a hand can live with; less is refused, because the hand itself would be killed.
 const MIN: Limits =
     Limits { cpu_milli: 10, memory_bytes_max: 32 << 20, pids_max: 16, disk_bytes_max: 1, wall_ms_max: 1 };
+
+/// Linux's `PID_MAX_LIMIT`, less room for a hand's own processes: there are never more, and a control group takes no larger
+/// number.
+const PIDS_MOST: u64 = (4 << 20) - 4096;
 
 /// The limits of one hand and its commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,6 +155,7 @@ pub fn grant(asked: &LimitsAsked, config: &Config, host: &HostCaps) -> Result<Gr
     ];
     let mut limits = rules.iter().map(Rule::decide).collect::<Result<Vec<_>, _>>()?;
     limits[0].value = limits[0].value.min(u64::from(all_cpus));
+    limits[2].value = limits[2].value.min(PIDS_MOST);
     let small = |at: usize| u32::try_from(limits[at].value).unwrap_or(u32::MAX);
     let numbers = Limits {
         cpu_milli: small(0),
@@ -184,26 +190,42 @@ impl Rule {
         Rule { name, asked, default: default.into(), least: least.into(), most: most.into(), by }
     }
 
+    /// A value as people give it.
+    fn show(&self, value: u64) -> String {
+        match self.name {
+            "cpu_milli" => write_cpu_milli(value),
+            "memory_bytes_max" | "disk_bytes_max" => write_bytes(value),
+            "wall_ms_max" => write_millis(value),
+            _ => value.to_string(),
+        }
+    }
+
     fn decide(&self) -> Result<LimitInForce, Refusal> {
         let Rule { name, least, most, .. } = *self;
+        let word = limit_word(name);
         let refuse = |reason: String, allow: String| Err(Refusal { reason, allow: Some(allow) });
         if let Some(asked) = self.asked {
+            let (shown, most_shown) = (self.show(asked), self.show(most));
             if asked < least {
                 return refuse(
-                    format!("{name} {asked} is less than a hand can live with"),
-                    format!("ask for {least} or more"),
+                    format!("the limit {word} = {shown} is less than a hand can live with"),
+                    format!("ask for {} or more, with --{word} or limits.{word} in a spec", self.show(least)),
                 );
             }
             if most != 0 && asked > most {
                 return refuse(
-                    format!("{name} {asked} is more than the configuration allows ({most})"),
-                    format!("ask for {most} or less, or raise limits_max.{name} in the configuration"),
+                    format!("the limit {word} = {shown} is more than the configuration allows, {most_shown}"),
+                    format!(
+                        "ask for {most_shown} or less, with --{word} or limits.{word} in a spec; or raise limits_max.{name} in the configuration"
+                    ),
                 );
             }
             if self.by.is_none() {
                 return refuse(
-                    format!("{name} was asked for and can't be enforced on this host"),
-                    "see what is missing with: tendon doctor".into(),
+                    format!("the limit {word} was asked for and can't be enforced on this host"),
+                    format!(
+                        "see what is missing with: tendon doctor; or leave out --{word}, or limits.{word} in a spec"
+                    ),
                 );
             }
         }
@@ -266,17 +288,17 @@ mod tests {
             "cpu_milli=2000:- memory_bytes_max=6442450944:- pids_max=4096:- disk_bytes_max=21474836480:watch \
              wall_ms_max=3600000:deadline",
         );
-        let refused = |asked, name| {
+        let refused = |asked, word| {
             check(
                 asked,
                 &Config::default(),
                 &host,
-                &format!("refused: {name} was asked for and can't be enforced on this host"),
+                &format!("refused: the limit {word} was asked for and can't be enforced on this host"),
             );
         };
-        refused(LimitsAsked { cpu_milli: Some(1000), ..Default::default() }, "cpu_milli");
-        refused(LimitsAsked { memory_bytes_max: Some(1 << 30), ..Default::default() }, "memory_bytes_max");
-        refused(LimitsAsked { pids_max: Some(100), ..Default::default() }, "pids_max");
+        refused(LimitsAsked { cpu_milli: Some(1000), ..Default::default() }, "cpus");
+        refused(LimitsAsked { memory_bytes_max: Some(1 << 30), ..Default::default() }, "memory");
+        refused(LimitsAsked { pids_max: Some(100), ..Default::default() }, "pids");
     }
 
     #[test]
@@ -297,16 +319,80 @@ mod tests {
             LimitsAsked { pids_max: Some(101), ..Default::default() },
             &config,
             &host(),
-            "refused: pids_max 101 is more than the configuration allows (100)",
+            "refused: the limit pids = 101 is more than the configuration allows, 100",
         );
         check(
             LimitsAsked { memory_bytes_max: Some(1024), ..Default::default() },
             &config,
             &host(),
-            "refused: memory_bytes_max 1024 is less than a hand can live with",
+            "refused: the limit memory = 1KiB is less than a hand can live with",
         );
         let granted = grant(&LimitsAsked::default(), &config, &host()).unwrap();
         assert_eq!(granted.numbers.pids_max, 100, "a default never passes the bound");
+    }
+
+    #[test]
+    fn a_refused_limit_is_named_and_written_as_people_give_it() {
+        let config = Config {
+            limits_max: crate::config::MaxConfig {
+                cpu_milli: 1500,
+                memory_bytes_max: 1 << 30,
+                pids_max: 100,
+                disk_bytes_max: 1 << 20,
+                wall_ms_max: 60_000,
+            },
+            ..Config::default()
+        };
+        let many = u64::from(u32::MAX);
+        for (asked, reason, allow) in [
+            (
+                LimitsAsked { cpu_milli: Some(1), ..Default::default() },
+                "cpus = 0.001",
+                "0.01 or more, with --cpus or limits.cpus",
+            ),
+            (
+                LimitsAsked { cpu_milli: Some(2000), ..Default::default() },
+                "cpus = 2",
+                "1.5 or less, with --cpus",
+            ),
+            (
+                LimitsAsked { memory_bytes_max: Some(1), ..Default::default() },
+                "memory = 1B",
+                "32MiB or more, with --memory",
+            ),
+            (
+                LimitsAsked { memory_bytes_max: Some(2 << 30), ..Default::default() },
+                "memory = 2GiB",
+                "1GiB or less",
+            ),
+            (LimitsAsked { pids_max: Some(0), ..Default::default() }, "pids = 0", "16 or more, with --pids"),
+            (
+                LimitsAsked { disk_bytes_max: Some(0), ..Default::default() },
+                "disk = 0B",
+                "1B or more, with --disk",
+            ),
+            (
+                LimitsAsked { disk_bytes_max: Some(many), ..Default::default() },
+                "disk = 4294967295B",
+                "1MiB or less",
+            ),
+            (
+                LimitsAsked { wall_ms_max: Some(0), ..Default::default() },
+                "timeout = 0ms",
+                "1ms or more, with --timeout",
+            ),
+            (LimitsAsked { wall_ms_max: Some(90_000), ..Default::default() }, "timeout = 90s", "1m or less"),
+        ] {
+            let refusal = grant(&asked, &config, &host()).unwrap_err();
+            assert!(refusal.reason.starts_with(&format!("the limit {reason} is ")), "{}", refusal.reason);
+            assert!(refusal.hint().unwrap().starts_with(&format!("ask for {allow}")), "{:?}", refusal.allow);
+        }
+    }
+
+    #[test]
+    fn more_processes_than_there_can_be_are_as_many_as_there_can_be() {
+        let asked = LimitsAsked { pids_max: Some(u32::MAX), ..Default::default() };
+        assert_eq!(grant(&asked, &Config::default(), &host()).unwrap().numbers.pids_max, (4 << 20) - 4096);
     }
 
     #[test]

@@ -28,6 +28,8 @@ use crate::http::LINE_BYTES_MAX;
 const ANSWER_BYTES_MAX: usize = 256 * 1024 * 1024;
 /// How long connecting may take; the socket is local, so a runner that does not accept is stuck.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// How long a runner whose connection broke may take to be gone.
+const DYING: Duration = Duration::from_millis(100);
 /// `sun_path` less its NUL.
 const SOCKET_PATH_MAX: usize = 107;
 /// Chunks of a request body that wait to be sent.
@@ -50,9 +52,18 @@ pub enum ClientError {
     /// The runner answered with an error.
     #[error("{}", .0.message)]
     Runner(ErrorBody),
-    /// The connection broke before the answer was complete.
-    #[error("the runner ended the connection")]
-    Ended(#[source] Option<Box<dyn std::error::Error + Send + Sync>>),
+    /// The runner is gone, and the answer is not complete.
+    #[error("the runner ended in the middle of its work")]
+    Died {
+        /// Where its log is.
+        log: PathBuf,
+    },
+    /// The runner lives, and broke its answer off.
+    #[error("the runner broke off its answer")]
+    Ended {
+        /// Where its log is.
+        log: PathBuf,
+    },
     /// The answer is not what the API says.
     #[error("the runner's answer makes no sense: {0}")]
     Answer(String),
@@ -63,9 +74,11 @@ impl ClientError {
     pub fn into_body(self) -> ErrorBody {
         match self {
             Self::Runner(body) => body,
-            other @ (Self::NoRunner(_) | Self::Connect { .. } | Self::Ended(_) | Self::Answer(_)) => {
-                other.body()
-            }
+            other @ (Self::NoRunner(_)
+            | Self::Connect { .. }
+            | Self::Died { .. }
+            | Self::Ended { .. }
+            | Self::Answer(_)) => other.body(),
         }
     }
 }
@@ -74,7 +87,9 @@ impl Coded for ClientError {
     fn code(&self) -> Code {
         match self {
             Self::Runner(body) => body.code,
-            Self::NoRunner(_) | Self::Connect { .. } | Self::Ended(_) => Code::HostBroken,
+            Self::NoRunner(_) | Self::Connect { .. } | Self::Died { .. } | Self::Ended { .. } => {
+                Code::HostBroken
+            }
             Self::Answer(_) => Code::Internal,
         }
     }
@@ -83,7 +98,16 @@ impl Coded for ClientError {
             Self::Runner(body) => body.hint.clone(),
             Self::NoRunner(_) => Some("start one with: tendond".into()),
             Self::Connect { .. } => Some("the socket belongs to the user who started the runner".into()),
-            Self::Ended(_) => Some("look at logs/tendond.log in the state directory".into()),
+            Self::Died { log } => Some(format!(
+                "run it again: the next runner tidies up, and no acknowledged edit is lost. Why it ended may stand in {}, \
+                 or on the standard error of a tendond that was started by hand, or in the kernel's log (dmesg) if it was killed \
+                 for want of memory",
+                log.display()
+            )),
+            Self::Ended { log } => Some(format!(
+                "the reason stands in {}, or on the standard error of a tendond that was started by hand",
+                log.display()
+            )),
             Self::Answer(_) => {
                 Some("is the runner of the same release? `tendon runner stop` ends an old one".into())
             }
@@ -155,7 +179,7 @@ impl Client {
         first: &impl Serialize,
     ) -> Result<(LineSender<I>, Events<T>), ClientError> {
         let (sender, receiver) = mpsc::channel(BODY_CHUNKS_MAX);
-        let lines = LineSender { sender, kind: PhantomData };
+        let lines = LineSender { sender, client: self.clone(), kind: PhantomData };
         lines.send_line(first).await?;
         let body = self.call(Method::POST, path, ChannelBody(receiver).boxed()).await?;
         Ok((lines, Events::new(body)))
@@ -163,8 +187,11 @@ impl Client {
 
     async fn call(&self, method: Method, path: &str, body: RequestBody) -> Result<Bytestream, ClientError> {
         let stream = self.connect().await?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(ended)?;
+        let (mut sender, connection) = match hyper::client::conn::http1::handshake(TokioIo::new(stream)).await
+        {
+            Ok(pair) => pair,
+            Err(_) => return Err(self.ended().await),
+        };
         let guard = Guard(tokio::spawn(async move {
             // What went wrong shows at the response.
             let _ = connection.await;
@@ -176,9 +203,9 @@ impl Client {
             .header("content-type", "application/json")
             .body(body)
             .map_err(|error| ClientError::Answer(error.to_string()))?;
-        let response = sender.send_request(request).await.map_err(ended)?;
+        let Ok(response) = sender.send_request(request).await else { return Err(self.ended().await) };
         let status = response.status();
-        let stream = Bytestream { response, _guard: guard };
+        let stream = Bytestream { response, client: self.clone(), _guard: guard };
         if status.is_success() {
             return Ok(stream);
         }
@@ -189,6 +216,19 @@ impl Client {
         }
     }
 
+    /// Why an answer is not complete. What the HTTP library says of it tells people nothing; whether the runner still
+    /// listens does.
+    async fn ended(&self) -> ClientError {
+        let state_dir = self.socket.parent().and_then(Path::parent).unwrap_or(Path::new(""));
+        let log = state_dir.join("logs/tendond.log");
+        // A process that dies closes its descriptors one by one.
+        tokio::time::sleep(DYING).await;
+        match self.connect().await {
+            Err(_) => ClientError::Died { log },
+            Ok(_) => ClientError::Ended { log },
+        }
+    }
+
     async fn connect(&self) -> Result<UnixStream, ClientError> {
         let connect = |source| ClientError::Connect { path: self.socket.clone(), source };
         let (path, _dir) = reachable(&self.socket);
@@ -196,7 +236,14 @@ impl Client {
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
         stream.map_err(|error| {
-            if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused) {
+            use std::io::ErrorKind::{
+                ConnectionRefused, InvalidFilename, InvalidInput, NotADirectory, NotFound,
+            };
+            // An invalid input is a path too long for a socket in a directory that is not there.
+            if matches!(
+                error.kind(),
+                NotFound | ConnectionRefused | NotADirectory | InvalidInput | InvalidFilename
+            ) {
                 ClientError::NoRunner(self.socket.clone())
             } else {
                 connect(error)
@@ -223,6 +270,7 @@ pub fn reachable(socket: &Path) -> (PathBuf, Option<File>) {
 #[derive(Debug)]
 pub struct Bytestream {
     response: Response<Incoming>,
+    client: Client,
     _guard: Guard,
 }
 
@@ -232,7 +280,7 @@ impl Bytestream {
         loop {
             match self.response.body_mut().frame().await {
                 None => return Ok(None),
-                Some(Err(error)) => return Err(ended(error)),
+                Some(Err(_)) => return Err(self.client.ended().await),
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         return Ok(Some(data));
@@ -275,15 +323,14 @@ impl<T: DeserializeOwned> Events<T> {
         Self { stream, buffer: BytesMut::new(), scanned: 0, kind: PhantomData }
     }
 
-    /// The next event; `None` at the end of the stream. A line longer than [`LINE_BYTES_MAX`] is an error.
-    pub async fn next(&mut self) -> Result<Option<T>, ClientError> {
+    /// The next event. The last one says that it is the last, so a stream that ends before it is an error, and so is a line
+    /// longer than [`LINE_BYTES_MAX`].
+    pub async fn next(&mut self) -> Result<T, ClientError> {
         loop {
             if let Some(at) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') {
                 let line = self.buffer.split_to(self.scanned + at + 1);
                 self.scanned = 0;
-                return serde_json::from_slice(&line)
-                    .map(Some)
-                    .map_err(|error| ClientError::Answer(error.to_string()));
+                return serde_json::from_slice(&line).map_err(|error| ClientError::Answer(error.to_string()));
             }
             self.scanned = self.buffer.len();
             if self.scanned > LINE_BYTES_MAX {
@@ -291,8 +338,7 @@ impl<T: DeserializeOwned> Events<T> {
             }
             match self.stream.next().await? {
                 Some(data) => self.buffer.extend_from_slice(&data),
-                None if self.buffer.is_empty() => return Ok(None),
-                None => return Err(ClientError::Ended(None)),
+                None => return Err(self.stream.client.ended().await),
             }
         }
     }
@@ -302,6 +348,7 @@ impl<T: DeserializeOwned> Events<T> {
 #[derive(Debug)]
 pub struct LineSender<I> {
     sender: mpsc::Sender<Bytes>,
+    client: Client,
     kind: PhantomData<fn(I)>,
 }
 
@@ -314,7 +361,10 @@ impl<I: Serialize> LineSender<I> {
     async fn send_line(&self, line: &impl Serialize) -> Result<(), ClientError> {
         let mut bytes = serde_json::to_vec(line).map_err(|error| ClientError::Answer(error.to_string()))?;
         bytes.push(b'\n');
-        self.sender.send(bytes.into()).await.map_err(|_| ClientError::Ended(None))
+        match self.sender.send(bytes.into()).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.client.ended().await),
+        }
     }
 }
 
@@ -340,10 +390,6 @@ impl Drop for Guard {
     fn drop(&mut self) {
         self.0.abort();
     }
-}
-
-fn ended(error: hyper::Error) -> ClientError {
-    ClientError::Ended(Some(Box::new(error)))
 }
 
 fn empty() -> RequestBody {

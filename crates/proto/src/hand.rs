@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::path::JsonBytes;
+
 /// Messages, server trait and client, generated from `proto/hand.proto`; `UPDATE=1 cargo test -p proto` rewrites it.
 #[allow(missing_docs, clippy::all, reason = "generated; the comments are in the .proto file")]
 #[rustfmt::skip]
@@ -39,7 +41,7 @@ pub struct BootConfig {
     pub read_paths: Vec<String>,
     /// Paths that the self-test must find closed or absent.
     #[serde(default)]
-    pub denied_paths: Vec<String>,
+    pub denied_paths: Vec<JsonBytes>,
     /// Largest file that `Put` takes and `Get` returns.
     #[serde(default = "file_bytes_max")]
     pub file_bytes_max: u64,

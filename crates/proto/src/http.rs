@@ -31,7 +31,7 @@ pub struct RunnerInfo {
     /// Whether it ends by itself when nobody needs it.
     pub private: bool,
     /// Its state directory.
-    pub state_dir: String,
+    pub state_dir: JsonBytes,
     /// Connections now, this one included.
     pub clients: u32,
     /// Verifies and execs that run now.
@@ -125,7 +125,7 @@ pub struct BranchAt {
 #[serde(deny_unknown_fields)]
 pub struct ExportGit {
     /// Absolute path of the repository.
-    pub repo: String,
+    pub repo: JsonBytes,
     /// The full name of the ref, or a branch name.
     #[serde(rename = "ref")]
     pub name: String,
@@ -143,8 +143,6 @@ pub struct ExportReply {
     /// The ref that now names it.
     #[serde(rename = "ref")]
     pub name: Option<String>,
-    /// Things to know.
-    pub warnings: Vec<String>,
 }
 
 /// A direct edit of a branch other than writing or removing a file.

@@ -1,9 +1,9 @@
 //! Paths inside a branch: bytes, relative, without `.`, `..` or empty components, and safe to print.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
@@ -109,16 +109,28 @@ impl std::str::FromStr for TreePath {
 /// Printed for people: UTF-8 as it is, control characters and other bytes escaped.
 impl fmt::Display for TreePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for chunk in self.0.utf8_chunks() {
-            for c in chunk.valid().chars() {
-                if c.is_control() { write!(f, "{}", c.escape_default())? } else { write!(f, "{c}")? }
-            }
-            for byte in chunk.invalid() {
-                write!(f, "\\x{byte:02x}")?;
-            }
-        }
-        Ok(())
+        f.write_str(&shown(&self.0))
     }
+}
+
+/// Whether a character steers the terminal that shows it, or the order of the text around it.
+pub fn steers(c: char) -> bool {
+    let order = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || order || matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+/// Bytes for people, on one line: UTF-8 as it is, but what [`steers`] and other bytes escaped.
+pub fn shown(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if steers(c) { out.extend(c.escape_default()) } else { out.push(c) }
+        }
+        for byte in chunk.invalid() {
+            out += &format!("\\x{byte:02x}");
+        }
+    }
+    out
 }
 
 impl fmt::Debug for TreePath {
@@ -149,6 +161,16 @@ impl JsonBytes {
         }
     }
 
+    /// Takes a path.
+    pub fn of_path(path: &Path) -> Self {
+        Self::new(path.as_os_str().as_bytes())
+    }
+
+    /// The bytes again as a path.
+    pub fn decode_path(&self) -> Result<PathBuf, String> {
+        Ok(OsString::from_vec(self.decode()?).into())
+    }
+
     /// The bytes again; an error text if the base 64 is broken.
     pub fn decode(&self) -> Result<Vec<u8>, String> {
         match self {
@@ -157,6 +179,19 @@ impl JsonBytes {
                 .decode(base64)
                 .map_err(|error| format!("not base 64: {error}")),
         }
+    }
+}
+
+impl From<&str> for JsonBytes {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+/// Printed for people, like a [`TreePath`].
+impl fmt::Display for JsonBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown(&self.decode().unwrap_or_default()))
     }
 }
 
@@ -197,6 +232,9 @@ mod tests {
 
     #[test]
     fn printing_escapes_what_a_terminal_would_obey() {
-        assert_eq!(TreePath::new(&b"a\x1b[31m\n\xff"[..]).unwrap().to_string(), "a\\u{1b}[31m\\n\\xff");
+        let bytes = &b"a\x1b[31m\n\xff"[..];
+        assert_eq!(TreePath::new(bytes).unwrap().to_string(), "a\\u{1b}[31m\\n\\xff");
+        assert_eq!(TreePath::new("exe.\u{202e}fdp").unwrap().to_string(), "exe.\\u{202e}fdp");
+        assert_eq!(JsonBytes::new(bytes).to_string(), "a\\u{1b}[31m\\n\\xff");
     }
 }

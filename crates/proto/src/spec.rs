@@ -2,9 +2,9 @@
 
 pub mod command;
 
-use std::path::{Component, Path, PathBuf};
-
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
 
 use toml::{Table, Value};
 
@@ -119,20 +119,20 @@ pub fn parse_spec(text: &str, base_dir: &Path) -> Result<VerifyRequest, SpecErro
 
 /// The source that `--repo REPO [--ref REF]` means: without a ref, a path is the directory as it is now; with one, or for
 /// a URL, it is git's commit. Relative paths are taken from `base_dir`.
-pub fn repo_source(repo: &str, rev: Option<&str>, include_ignored: bool, base_dir: &Path) -> Source {
+pub fn repo_source(repo: &OsStr, rev: Option<&str>, include_ignored: bool, base_dir: &Path) -> Source {
     if is_url(repo) {
-        return Source::Git { repo: repo.to_owned(), rev: rev.unwrap_or("HEAD").to_owned() };
+        return Source::Git { repo: JsonBytes::new(repo.as_bytes()), rev: rev.unwrap_or("HEAD").to_owned() };
     }
     let path = absolute(base_dir, Path::new(repo));
     match rev {
-        Some(rev) => Source::Git { repo: path.to_string_lossy().into_owned(), rev: rev.to_owned() },
+        Some(rev) => Source::Git { repo: JsonBytes::of_path(&path), rev: rev.to_owned() },
         None => directory(&path, include_ignored),
     }
 }
 
 /// The source of a directory. `path` must be absolute.
 pub fn directory(path: &Path, include_ignored: bool) -> Source {
-    Source::Directory { path: JsonBytes::new(path.as_os_str().as_bytes()), include_ignored }
+    Source::Directory { path: JsonBytes::of_path(path), include_ignored }
 }
 
 /// `path` from `base`, without `.` components. `..` stays: only the file system knows where it leads.
@@ -141,7 +141,8 @@ pub fn absolute(base: &Path, path: &Path) -> PathBuf {
 }
 
 /// Whether `repo` is for git to fetch: `https://…`, `ssh://…`, or `user@host:path`.
-pub fn is_url(repo: &str) -> bool {
+pub fn is_url(repo: &OsStr) -> bool {
+    let repo = repo.to_string_lossy();
     let scp_like = repo.split_once(':').is_some_and(|(host, _)| !host.contains('/') && host.contains('@'));
     repo.contains("://") || scp_like
 }
@@ -161,7 +162,7 @@ fn source(value: &Value, base_dir: &Path) -> Result<Source, SpecError> {
     if let Some(repo) = table.get("repo") {
         let repo = text(repo, "source.repo", "a path or URL")?;
         let rev = table.get("ref").map(|rev| text(rev, "source.ref", "a ref or commit")).transpose()?;
-        return Ok(repo_source(repo, rev, include_ignored, base_dir));
+        return Ok(repo_source(OsStr::new(repo), rev, include_ignored, base_dir));
     }
     if table.contains_key("ref") {
         return Err(wrong("source.ref", "given only together with `repo`"));

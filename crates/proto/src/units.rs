@@ -99,6 +99,29 @@ pub fn show_millis(millis: u64) -> String {
     }
 }
 
+/// A size as [`parse_bytes`] reads it back, in the largest unit that leaves no rest.
+pub fn write_bytes(bytes: u64) -> String {
+    let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    written(bytes, &units).unwrap_or_else(|| format!("{bytes}B"))
+}
+
+/// A duration as [`parse_millis`] reads it back, in the largest unit that leaves no rest.
+pub fn write_millis(millis: u64) -> String {
+    let units = [("h", 3_600_000), ("m", 60_000), ("s", 1000)];
+    written(millis, &units).unwrap_or_else(|| format!("{millis}ms"))
+}
+
+/// CPUs as [`parse_cpu_milli`] reads them back.
+pub fn write_cpu_milli(milli: u64) -> String {
+    let text = format!("{}.{:03}", milli / 1000, milli % 1000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn written(value: u64, units: &[(&str, u64)]) -> Option<String> {
+    let (unit, factor) = units.iter().find(|(_, factor)| value > 0 && value.is_multiple_of(*factor))?;
+    Some(format!("{}{unit}", value / factor))
+}
+
 fn split(text: &str) -> (&str, &str) {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     (&text[..end], text[end..].trim_start())
@@ -169,6 +192,25 @@ mod tests {
             [("2", Some(2000)), ("0.5", Some(500)), ("1500m", Some(1500)), ("0", None), ("x", None)]
         {
             assert_eq!(parse_cpu_milli(text).ok(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for (bytes, want) in
+            [(0, "0B"), (1, "1B"), (1 << 20, "1MiB"), (3 << 29, "1536MiB"), ((32 << 20) + 1, "33554433B")]
+        {
+            assert_eq!(write_bytes(bytes), want);
+            assert_eq!(parse_bytes(want).unwrap(), bytes);
+        }
+        for (millis, want) in [(0, "0ms"), (1, "1ms"), (90_000, "90s"), (3_600_000, "1h"), (5_400_000, "90m")]
+        {
+            assert_eq!(write_millis(millis), want);
+            assert_eq!(parse_millis(want).unwrap(), millis);
+        }
+        for (milli, want) in [(1, "0.001"), (10, "0.01"), (1500, "1.5"), (2000, "2"), (10_000, "10")] {
+            assert_eq!(write_cpu_milli(milli), want);
+            assert_eq!(u64::from(parse_cpu_milli(want).unwrap()), milli);
         }
     }
 

@@ -12,10 +12,10 @@ pub const REPORT_VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Source {
-    /// A git repository at a ref. `repo` is an absolute path or a URL.
+    /// A git repository at a ref.
     Git {
         /// Absolute path or URL.
-        repo: String,
+        repo: JsonBytes,
         /// Any ref or commit id that git can resolve there.
         #[serde(rename = "ref")]
         rev: String,
@@ -71,6 +71,19 @@ pub struct LimitsAsked {
     /// Wall time of one command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wall_ms_max: Option<u64>,
+}
+
+/// The word by which people give a limit, for its name in records: the option without its dashes, and the key below
+/// `limits` in a spec.
+pub fn limit_word(name: &str) -> &str {
+    match name {
+        "cpu_milli" => "cpus",
+        "memory_bytes_max" => "memory",
+        "pids_max" => "pids",
+        "disk_bytes_max" => "disk",
+        "wall_ms_max" => "timeout",
+        other => other,
+    }
 }
 
 /// What `verify` is asked to do.
@@ -179,7 +192,7 @@ pub struct OutputTail {
     /// Whether the log file holds less than that, because of its size limit.
     pub truncated: bool,
     /// The whole stream, as far as it was kept.
-    pub log: Option<String>,
+    pub log: Option<JsonBytes>,
 }
 
 /// One command of the run.

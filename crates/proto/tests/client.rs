@@ -63,7 +63,7 @@ async fn events_come_one_by_one_also_when_cut_in_odd_places() {
     ));
     let mut events = client.events::<ExecLine>("/v1/x", &1).await.unwrap();
     let mut seen = Vec::new();
-    while let Ok(Some(ExecLine::Output { fd, bytes })) = events.next().await {
+    while let Ok(ExecLine::Output { fd, bytes }) = events.next().await {
         seen.push((fd, bytes.decode().unwrap()));
     }
     assert_eq!(seen, [(1, b"a\nb".to_vec()), (2, vec![0xff])]);
@@ -73,10 +73,43 @@ async fn events_come_one_by_one_also_when_cut_in_odd_places() {
 async fn a_broken_stream_is_an_error_not_an_end() {
     let (_dir, client, _) = serve(chunked(b"{\"event\":\"outp"));
     let mut events = client.events::<ExecLine>("/v1/x", &1).await.unwrap();
-    assert!(matches!(events.next().await, Err(ClientError::Ended(_))));
+    assert!(matches!(events.next().await, Err(ClientError::Died { .. })));
     let (_dir, client, _) = serve(chunked(b"nonsense\n"));
     let mut events = client.events::<ExecLine>("/v1/x", &1).await.unwrap();
     assert!(matches!(events.next().await, Err(ClientError::Answer(_))));
+}
+
+#[tokio::test]
+async fn a_runner_that_died_and_one_that_broke_off_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("run")).unwrap();
+    let socket = dir.path().join("run/tendond.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let log = dir.path().join("logs/tendond.log").display().to_string();
+    let call = async || {
+        let client = Client::new(&socket);
+        let (answer, ()) = tokio::join!(client.get::<Value>("/v1/x"), async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 1024]).await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{").await.unwrap();
+        });
+        answer.unwrap_err().into_body()
+    };
+    let lives = call().await;
+    assert_eq!((lives.code, &*lives.message), (Code::HostBroken, "the runner broke off its answer"));
+    // The connection by which the client found out.
+    drop(listener.accept().await.unwrap());
+    let client = Client::new(&socket);
+    let (answer, ()) = tokio::join!(client.get::<Value>("/v1/x"), async {
+        let (stream, _) = listener.accept().await.unwrap();
+        drop((stream, listener));
+    });
+    let died = answer.unwrap_err().into_body();
+    assert_eq!((died.code, &*died.message), (Code::HostBroken, "the runner ended in the middle of its work"));
+    for body in [lives, died] {
+        assert_eq!(body.causes, <[&str; 0]>::default());
+        assert!(body.hint.unwrap().contains(&log));
+    }
 }
 
 #[tokio::test]
@@ -92,7 +125,7 @@ async fn no_runner_and_nonsense_are_told_apart() {
     let missing = Client::new(PathBuf::from("/nonexistent/sock"));
     assert!(matches!(missing.get::<Value>("/").await, Err(ClientError::NoRunner(_))));
     let (_dir, client, _) = serve(b"SSH-2.0-x\r\n".to_vec());
-    assert!(matches!(client.get::<Value>("/").await, Err(ClientError::Ended(_))));
+    assert!(matches!(client.get::<Value>("/").await, Err(ClientError::Died { .. })));
     let (_dir, client, _) = serve(answer("500 Oops", b"<html>"));
     assert!(matches!(client.get::<Value>("/").await, Err(ClientError::Answer(_))));
 }
@@ -135,7 +168,7 @@ async fn input_goes_on_while_events_come_back() {
     let (sender, mut events) =
         Client::new(path).duplex::<ExecInput, ExecLine>("/v1/x", &"first").await.unwrap();
     sender.send(&ExecInput { stdin: proto::path::JsonBytes::new(b"in") }).await.unwrap();
-    assert!(matches!(events.next().await.unwrap(), Some(ExecLine::Output { .. })));
+    assert!(matches!(events.next().await.unwrap(), ExecLine::Output { .. }));
     drop(sender);
     server.await.unwrap();
 }

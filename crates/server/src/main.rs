@@ -69,8 +69,13 @@ fn start(args: Args, uid: u32) -> Result<(), ErrorBody> {
     })?;
     let state_dir =
         std::path::absolute(&state_dir).map_err(|error| host("the state directory has no path", &error))?;
-    log::start(args.private.then_some(state_dir.as_path()))
-        .map_err(|error| host("cannot write the log", &error))?;
+    // What is not ours gets no log either; opening it tells why.
+    let log_dir = args.private.then_some(state_dir.as_path()).filter(|dir| !vfs::is_foreign(dir));
+    log::start(log_dir).map_err(|error| ErrorBody {
+        hint: Some("name a directory that you may write to, with --state-dir or TENDON_STATE_DIR".into()),
+        code: if error.kind() == std::io::ErrorKind::StorageFull { Code::NoSpace } else { Code::HostBroken },
+        ..host(&format!("cannot write a log in the state directory {}", state_dir.display()), &error)
+    })?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

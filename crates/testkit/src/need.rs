@@ -36,6 +36,8 @@ pub enum Need {
     Python,
     /// pip, Python's package client.
     Pip,
+    /// openssl, to make certificates with.
+    Openssl,
     /// cargo, and the crate registry that it is configured for.
     Registry,
     /// An ext4 image on a loop device.
@@ -59,6 +61,7 @@ pub const ALL: &[Need] = &[
     Need::Npm,
     Need::Python,
     Need::Pip,
+    Need::Openssl,
     Need::Registry,
     Need::Loop,
     Need::Fuse,
@@ -80,6 +83,7 @@ impl Need {
             Need::Npm => "npm",
             Need::Python => "python",
             Need::Pip => "pip",
+            Need::Openssl => "openssl",
             Need::Registry => "registry",
             Need::Loop => "loop",
             Need::Fuse => "fuse",
@@ -113,6 +117,7 @@ impl Need {
             Need::Npm => try_run(command("npm").arg("--version")),
             Need::Python => try_run(command("python3").args(["-c", "pass"])),
             Need::Pip => try_run(command("python3").args(["-m", "pip", "--version"])),
+            Need::Openssl => try_run(command("openssl").arg("version")),
             Need::Registry => probe_registry(),
             Need::Loop => probe_loop(),
             Need::Fuse => probe_fuse(),

@@ -37,8 +37,6 @@ pub struct GitRef {
     pub message: String,
     /// Its author, as `Name <address>`.
     pub author: String,
-    /// Whether a branch that exists is moved.
-    pub force: bool,
 }
 
 /// What an export made.
@@ -122,11 +120,12 @@ impl Coded for ExportError {
             ExportError::NoParent { .. } => Some("fetch that commit there first".into()),
             ExportError::Content(error) => error.hint(),
             ExportError::Diff(error) => error.hint(),
-            ExportError::NoBranch(_)
-            | ExportError::Io(_)
-            | ExportError::Db(_)
-            | ExportError::Repo { .. }
-            | ExportError::Name(..) => None,
+            ExportError::Repo { .. } => {
+                Some("name a git repository on this machine, or its work tree".into())
+            }
+            ExportError::Name(_, "author") => Some("write it as: Name <address>".into()),
+            ExportError::Name(..) => Some("name a branch as git does, like: agent/fix".into()),
+            ExportError::NoBranch(_) | ExportError::Io(_) | ExportError::Db(_) => None,
         }
     }
 }

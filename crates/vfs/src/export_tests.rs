@@ -314,14 +314,8 @@ fn world_of(repo: &Path) -> (World, Branch) {
     (world, branch)
 }
 
-fn to(repo: &Path, name: &str, force: bool) -> GitRef {
-    GitRef {
-        repo: repo.into(),
-        name: name.into(),
-        message: "m\n\nbody\n".into(),
-        author: "A B <a@b>".into(),
-        force,
-    }
+fn to(repo: &Path, name: &str) -> GitRef {
+    GitRef { repo: repo.into(), name: name.into(), message: "m\n\nbody\n".into(), author: "A B <a@b>".into() }
 }
 
 #[test]
@@ -365,7 +359,7 @@ fn a_commit_is_made_and_nothing_else_is_touched() {
     branch.write("a", "changed\n");
     std::fs::remove_file(branch.at("d")).unwrap();
     world.scan(&branch);
-    let report = world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x/y", false))).unwrap();
+    let report = world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x/y"))).unwrap();
     let commit = report.commit.unwrap();
     assert_eq!(git.text(&["rev-parse", "refs/heads/x/y"]).unwrap(), commit);
     assert_eq!(git.text(&["rev-parse", "x/y^"]).unwrap(), git.text(&["rev-parse", "HEAD"]).unwrap());
@@ -378,20 +372,14 @@ fn a_commit_is_made_and_nothing_else_is_touched() {
     assert!(!repo.join("new\nfile").exists());
     assert!(!pwned.exists(), "something of the repository was run");
 
-    // What exists is not moved unasked, and a branch that somebody stands on never.
-    let again = |name, force| world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, name, force)));
-    assert!(matches!(again("x/y", false), Err(ExportError::Exists(_))));
-    assert!(matches!(again("main", false), Err(ExportError::Exists(_))));
-    assert!(matches!(again("main", true), Err(ExportError::CheckedOut(_))));
-    let worktree = dir.path().join("worktree");
-    let args = ["worktree", "add", "-q", "-b", "w"].map(std::ffi::OsStr::new);
-    git.run(&args.into_iter().chain([worktree.as_os_str()]).collect::<Vec<_>>()).unwrap();
-    assert!(matches!(again("w", true), Err(ExportError::CheckedOut(_))));
-    branch.write("a", "changed again\n");
-    world.scan(&branch);
-    assert_ne!(again("x/y", true).unwrap().commit.unwrap(), commit);
+    // What exists is not moved, and a branch that somebody stands on is not made under them.
+    let again = |name| world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, name)));
+    assert!(matches!(again("x/y"), Err(ExportError::Exists(_))));
+    assert!(matches!(again("main"), Err(ExportError::Exists(_))));
+    git.run(&["symbolic-ref", "HEAD", "refs/heads/unborn"]).unwrap();
+    assert!(matches!(again("unborn"), Err(ExportError::CheckedOut(_))));
     for bad in ["", "..", "a b", "-x", "a..b", "x.lock", "@{", "a~1"] {
-        assert!(matches!(again(bad, false), Err(ExportError::Name(..))), "{bad}");
+        assert!(matches!(again(bad), Err(ExportError::Name(..))), "{bad}");
     }
     assert!(!pwned.exists());
 }
@@ -411,15 +399,15 @@ fn a_repository_that_went_on_is_sent_little_and_one_without_the_commit_is_refuse
     std::fs::write(repo.join("later"), "l").unwrap();
     git.run(&["add", "."]).unwrap();
     git.run(&["commit", "-q", "-m", "three"]).unwrap();
-    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x", false))).unwrap();
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x"))).unwrap();
     let counted = git.text(&["count-objects", "-v"]).unwrap();
     assert!(counted.contains("in-pack: 3"), "{counted}");
 
     let other = dir.path().join("other");
     init(&other);
-    let refused = world.store.export(&branch.id, ExportTarget::GitRef(to(&other, "x", false)));
+    let refused = world.store.export(&branch.id, ExportTarget::GitRef(to(&other, "x")));
     assert!(matches!(refused, Err(ExportError::NoParent { .. })), "{refused:?}");
-    let refused = world.store.export(&branch.id, ExportTarget::GitRef(to(dir.path(), "x", false)));
+    let refused = world.store.export(&branch.id, ExportTarget::GitRef(to(dir.path(), "x")));
     assert!(matches!(refused, Err(ExportError::Repo { .. })), "{refused:?}");
 }
 
@@ -437,7 +425,7 @@ fn what_root_makes_in_somebodys_repository_is_theirs() {
     let (world, branch) = world_of(&repo);
     branch.write("a", "changed\n");
     world.scan(&branch);
-    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x/y/z", false))).unwrap();
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x/y/z"))).unwrap();
     for at in everything(&repo) {
         let uid = std::os::unix::fs::MetadataExt::uid(&at.symlink_metadata().unwrap());
         assert!(uid == testkit::OTHER_UID, "{} is {uid}'s", at.display());
@@ -472,7 +460,7 @@ fn uncommitted_work_of_a_frozen_directory_is_in_the_commit() {
     let branch = world.copy();
     branch.write("agent", "x\n");
     world.scan(&branch);
-    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x", false))).unwrap();
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x"))).unwrap();
     let names = git.text(&["diff", "--no-renames", "--name-status", "HEAD", "x"]).unwrap();
     assert_eq!(names, "M\ta\nA\tagent\nD\td\nA\tuntracked");
 }

@@ -75,6 +75,18 @@ const CONFIG: &[(&str, &str)] = &[
 const SSH: &str =
     "ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=4";
 
+/// What git that talks to a network is told of the user's environment: who they are, how to get there, and whom they trust.
+const NETWORK_VARS: [&str; 8] = [
+    "HOME",
+    "SSH_AUTH_SOCK",
+    "https_proxy",
+    "http_proxy",
+    "no_proxy",
+    "ALL_PROXY",
+    "GIT_SSL_CAINFO",
+    "GIT_SSL_CAPATH",
+];
+
 /// How `fetch` and `ls-remote` start git in another local repository. git takes our configuration out of that child's
 /// environment, so what matters there is repeated.
 pub(crate) const UPLOAD_PACK: &str = "git -c 'safe.directory=*' -c core.hooksPath=/dev/null -c core.fsmonitor=false \
@@ -140,9 +152,33 @@ impl Coded for GitError {
                  address and an ssh agent, or put the credentials in ~/.netrc"
                     .into(),
             ),
+            GitError::Failed { stderr, .. } if is_untrusted(stderr) => Some(
+                "if its certificate is signed by an authority of your own, name that authority's certificate in \
+                 GIT_SSL_CAINFO, and start the runner anew: tendon runner stop"
+                    .into(),
+            ),
+            GitError::Failed { .. } if self.code() == Code::NoSpace => {
+                Some("free some space: tendon base gc, tendon branch drop".into())
+            }
+            GitError::Failed { stderr, .. } if is_unreachable(stderr) => {
+                Some("check the address, the network and your rights there".into())
+            }
             GitError::Failed { .. } | GitError::Io { .. } | GitError::TooMuch { .. } => None,
         }
     }
+}
+
+fn is_unreachable(stderr: &str) -> bool {
+    ["unable to access", "unable to connect", "unable to look up", "Could not read from remote repository"]
+        .iter()
+        .any(|said| stderr.contains(said))
+}
+
+/// As libcurl says it, whichever TLS library it has.
+fn is_untrusted(stderr: &str) -> bool {
+    ["certificate verification failed", "SSL certificate problem", "certificate subject name"]
+        .iter()
+        .any(|said| stderr.contains(said))
 }
 
 fn is_missing(stderr: &str) -> bool {
@@ -216,8 +252,9 @@ impl Git {
         self
     }
 
-    /// Lets it use the user's network identity: the ssh agent, `~/.ssh` and `~/.netrc`. The user's git configuration,
-    /// and so credential helpers, stay out. Ends it when it is silent for long.
+    /// Lets it use the user's network identity: the ssh agent, `~/.ssh`, `~/.netrc`, and the certificates that
+    /// `GIT_SSL_CAINFO` names. The user's git configuration, and so credential helpers, stay out. Ends it when it is silent
+    /// for long.
     #[must_use]
     pub fn network(mut self) -> Self {
         self.network = true;
@@ -321,7 +358,7 @@ impl Git {
             ("GIT_ALLOW_PROTOCOL", "file:https:http:ssh:git"),
         ]);
         if self.network {
-            for name in ["HOME", "SSH_AUTH_SOCK", "https_proxy", "http_proxy", "no_proxy", "ALL_PROXY"] {
+            for name in NETWORK_VARS {
                 command.envs(var(name).map(|value| (name, value)));
             }
         }

@@ -50,8 +50,7 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     let theirs = Theirs::find(&to.repo)?;
     let scratch = Scratch::new(store, if head.len() == 64 { "sha256" } else { "sha1" })?;
     theirs.has(store, &head)?;
-    let old = theirs.tip(&target)?;
-    if old.is_some() && !to.force {
+    if theirs.has_ref(&target)? {
         return Err(ExportError::Exists(to.name.clone()));
     }
     // The history below the commit is read where the base has it.
@@ -82,7 +81,7 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     }
     stream.run(&scratch.git()).map_err(no_branch)?;
     let commit = scratch.git().text(&["rev-parse", OURS]).map_err(DiffError::from)?;
-    theirs.push(&scratch, &target, old.as_deref(), to)?;
+    theirs.push(&scratch, &target, to)?;
     Ok(ExportReport { files, commit: Some(commit) })
 }
 
@@ -153,12 +152,10 @@ impl Theirs {
             " upload-pack",
             " -c uploadpack.allowFilter=true -c uploadpack.allowAnySHA1InWant=true upload-pack",
         );
-        let bad = |problem: &str| ExportError::Repo { repo: self.repo.clone(), problem: problem.into() };
-        let url = self.repo.to_str().ok_or_else(|| bad("its path is not UTF-8"))?;
         // A named remote that promises the rest, or git would miss the commit's tree.
         let git = probe
             .git()
-            .config("remote.theirs.url", url)
+            .config("remote.theirs.url", &self.repo)
             .config("remote.theirs.uploadpack", &upload)
             .config("remote.theirs.promisor", "true")
             .config("remote.theirs.partialclonefilter", "tree:0");
@@ -172,24 +169,18 @@ impl Theirs {
         }
     }
 
-    /// Where its ref stands.
-    fn tip(&self, target: &str) -> Result<Option<String>, ExportError> {
+    /// Whether it has a ref of that name.
+    fn has_ref(&self, target: &str) -> Result<bool, ExportError> {
         let upload = format!("--upload-pack={UPLOAD_PACK}");
         let args: [&std::ffi::OsStr; 5] =
             ["ls-remote".as_ref(), upload.as_ref(), "--".as_ref(), self.repo.as_os_str(), target.as_ref()];
         let list = Git::new().text(&args).map_err(DiffError::from)?;
-        let tip = list.lines().find_map(|line| line.split_once('\t').filter(|(_, name)| *name == target));
-        Ok(tip.map(|(id, _)| id.to_owned()))
+        Ok(list.lines().any(|line| line.split_once('\t').is_some_and(|(_, name)| name == target)))
     }
 
-    fn push(
-        &self,
-        scratch: &Scratch,
-        target: &str,
-        old: Option<&str>,
-        to: &GitRef,
-    ) -> Result<(), ExportError> {
-        let lease = format!("--force-with-lease={target}:{}", old.unwrap_or_default());
+    fn push(&self, scratch: &Scratch, target: &str, to: &GitRef) -> Result<(), ExportError> {
+        // Only if it is still not there.
+        let lease = format!("--force-with-lease={target}:");
         let receive = format!("--receive-pack={RECEIVE_PACK}");
         let spec = format!("{OURS}:{target}");
         let args: [&std::ffi::OsStr; 8] = [

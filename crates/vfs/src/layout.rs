@@ -13,6 +13,21 @@ pub(crate) struct Layout {
     root: PathBuf,
 }
 
+/// Whether a directory is somebody else's, so that [`crate::Store::open`] will refuse it. One that can't be read is not known to be.
+pub fn is_foreign(dir: &Path) -> bool {
+    foreign(dir).unwrap_or(false)
+}
+
+fn foreign(root: &Path) -> io::Result<bool> {
+    if root.join("lock").exists() {
+        return Ok(false);
+    }
+    std::fs::read_dir(root)?.try_fold(false, |foreign, entry| {
+        let name = entry?.file_name();
+        Ok(foreign || (name != "logs" && name != "lost+found"))
+    })
+}
+
 impl Layout {
     /// Makes the directory itself, if it is missing.
     pub(crate) fn create(root: &Path) -> io::Result<Self> {
@@ -24,14 +39,7 @@ impl Layout {
     /// a directory that is in use. The runner's log is opened before its store, and a file
     /// system of its own has a directory for what is found.
     pub(crate) fn is_foreign(&self) -> io::Result<bool> {
-        if self.lock().exists() {
-            return Ok(false);
-        }
-        let mut names = std::fs::read_dir(&self.root)?;
-        names.try_fold(false, |foreign, entry| {
-            let name = entry?.file_name();
-            Ok(foreign || (name != "logs" && name != "lost+found"))
-        })
+        foreign(&self.root)
     }
 
     /// Makes the directories that are missing. Nobody but the owner can read them.

@@ -58,6 +58,7 @@ pub use export::{ExportError, ExportReport, ExportTarget, GitRef};
 pub use flatten::FlattenError;
 pub use fork::ForkError;
 pub use history::{AtError, HistoryError};
+pub use layout::is_foreign;
 pub use recover::{RecoverError, RecoveryReport};
 pub use scan::{ScanError, ScanReport, Writers};
 pub use sql::{SqlError, SqlTable};

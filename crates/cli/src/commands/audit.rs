@@ -6,13 +6,16 @@ use proto::client::ClientError;
 use proto::http::{AuditCheckReply, SqlReply, SqlRequest, percent_encode};
 use serde_json::{Value, json};
 
-use super::App;
 use super::source::find_branch;
+use super::{App, branch_text, number};
 use crate::Outcome;
-use crate::output::{Paint, clean};
+use crate::output::{Paint, one_line};
 
 /// The audit: every change of every branch, attributed.
 #[derive(Args)]
+#[command(
+    after_help = "Examples:\n  tendon audit log --branch fix\n  tendon audit verify\n  tendon audit sql \"select op, count(*) from audit group by op\""
+)]
 pub(crate) struct AuditArgs {
     #[command(subcommand)]
     command: AuditCommand,
@@ -21,11 +24,18 @@ pub(crate) struct AuditArgs {
 #[derive(Subcommand)]
 enum AuditCommand {
     /// Print rows, oldest first
+    #[command(
+        after_help = "Examples:\n  tendon audit log --branch fix\n  tendon audit log --since 1000 --limit 50 --json"
+    )]
     Log(LogArgs),
     /// Check the hash chain. Exit status 1: it is broken
+    #[command(after_help = "Example:\n  tendon audit verify && echo nothing was altered")]
     Verify,
     /// Ask with one read-only SQL select
-    #[command(after_help = "Example:\n  tendon audit sql \"select op, count(*) from audit group by op\"")]
+    #[command(
+        after_help = "Examples:\n  tendon audit sql \"select op, count(*) from audit group by op\"\n  \
+                             tendon audit sql \"select actor, op, path from audit where op = 'delete'\""
+    )]
     Sql {
         /// The query
         query: String,
@@ -35,13 +45,13 @@ enum AuditCommand {
 #[derive(Args)]
 struct LogArgs {
     /// Only this branch, by id or name
-    #[arg(long)]
+    #[arg(long, value_parser = branch_text)]
     branch: Option<String>,
     /// Only rows after this sequence number
-    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    #[arg(long, value_name = "SEQ", default_value_t = 0, value_parser = number::<u64>, allow_negative_numbers = true)]
     since: u64,
     /// At most this many rows
-    #[arg(long, value_name = "N", default_value_t = 1000)]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     limit: u32,
 }
 
@@ -80,15 +90,18 @@ async fn log(args: LogArgs, app: &App<'_>) -> Outcome {
 }
 
 fn log_line(row: &AuditRow) -> String {
-    let what = row.path.as_ref().map(ToString::to_string).or_else(|| row.detail.clone()).unwrap_or_default();
+    let what = match &row.path {
+        Some(path) => path.to_string(),
+        None => one_line(row.detail.as_deref().unwrap_or_default()),
+    };
     let size = row.size.map(|size| format!(" ({size} B)")).unwrap_or_default();
     let (time, branch) = (show_time(row.time_ms), &row.branch);
     format!(
         "{:>6}  {time}  {branch}  {:<12} {:<8} {}{size}",
         row.seq,
-        clean(row.actor.as_bytes()),
-        row.op,
-        clean(what.as_bytes())
+        one_line(&row.actor),
+        one_line(&row.op),
+        what
     )
 }
 
@@ -116,7 +129,7 @@ async fn verify(app: &App<'_>) -> Outcome {
         app.output
             .json(&json!({ "version": 1, "rows": reply.rows, "intact": good, "problem": reply.problem }));
     } else if let Some(problem) = &reply.problem {
-        app.output.line(format!("{} {}", app.output.paint(Paint::Red, "broken:"), clean(problem.as_bytes())));
+        app.output.line(format!("{} {}", app.output.paint(Paint::Red, "broken:"), one_line(problem)));
     } else {
         app.output.line(format!("{} {} rows", app.output.paint(Paint::Green, "intact:"), reply.rows));
     }
@@ -135,7 +148,7 @@ async fn sql(query: String, app: &App<'_>) -> Outcome {
         return Ok(0);
     }
     let cell = |value: &Value| match value {
-        Value::String(text) => clean(text.as_bytes()).replace('\n', "\\n"),
+        Value::String(text) => text.clone(),
         Value::Null => String::new(),
         other @ (Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => other.to_string(),
     };

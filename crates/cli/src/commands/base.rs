@@ -13,6 +13,9 @@ use crate::Outcome;
 
 /// Bases: immutable snapshots that branches start from.
 #[derive(Args)]
+#[command(
+    after_help = "Examples:\n  tendon base freeze --repo . --ref main\n  tendon base list\n  tendon base gc"
+)]
 pub(crate) struct BaseArgs {
     #[command(subcommand)]
     command: BaseCommand,
@@ -21,11 +24,15 @@ pub(crate) struct BaseArgs {
 #[derive(Subcommand)]
 enum BaseCommand {
     /// List the bases
+    #[command(after_help = "Example:\n  tendon base list")]
     List,
     /// Freeze a source as a base and print its id
-    #[command(after_help = "Example:\n  tendon base freeze --repo . --ref main")]
+    #[command(
+        after_help = "Examples:\n  tendon base freeze --repo . --ref main\n  tendon base freeze --files DIR"
+    )]
     Freeze(SourceArgs),
     /// Remove the bases that no branch stands on
+    #[command(after_help = "Example:\n  tendon base gc")]
     Gc,
 }
 
@@ -70,13 +77,7 @@ async fn list(app: &App<'_>) -> Outcome {
     }
     let row = |base: &BaseInfo| {
         let (files, branches) = (base.files.to_string(), base.branches.to_string());
-        vec![
-            base.id.to_string(),
-            files,
-            show_bytes(base.bytes),
-            branches,
-            crate::output::clean(base.source.as_bytes()),
-        ]
+        vec![base.id.to_string(), files, show_bytes(base.bytes), branches, base.source.clone()]
     };
     app.output
         .table(&["BASE", "FILES", "SIZE", "BRANCHES", "SOURCE"], &bases.iter().map(row).collect::<Vec<_>>());

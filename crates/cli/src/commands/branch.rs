@@ -1,5 +1,6 @@
 //! `tendon branch`: a base and an agent's changes to it.
 
+use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -17,13 +18,21 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::source::{SourceArgs, branch_path, find_branch, freeze};
-use super::{App, exec, file_error, host, usage};
+use super::{App, branch_text, exec, file_error, host, number, tree_path, usage};
 use crate::Outcome;
 use crate::environment::current_dir;
-use crate::output::clean;
+use crate::output::{Cleaner, one_line};
 
 /// Branches: a base and an agent's changes to it. Each is given by its id or its name.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tendon branch create --repo . --name fix
+  tendon branch write fix src/lib.rs < new-lib.rs
+  tendon branch exec fix -- cargo test
+  tendon branch diff fix
+  tendon branch export fix --git . agent/fix --message \"Fix the parser\"
+  tendon branch drop fix")]
 pub(crate) struct BranchArgs {
     #[command(subcommand)]
     command: BranchCommand,
@@ -37,23 +46,30 @@ enum BranchCommand {
     )]
     Create(CreateArgs),
     /// Make a branch that starts as another is now
+    #[command(after_help = "Example:\n  tendon branch fork fix --name other-idea")]
     Fork {
-        /// The branch to start from
+        /// The branch to start from, by id or name
+        #[arg(value_parser = branch_text)]
         branch: String,
         /// A name for the new one
         #[arg(long)]
         name: Option<String>,
     },
     /// List the branches
+    #[command(after_help = "Example:\n  tendon branch list --json")]
     List,
     /// Show one branch
+    #[command(after_help = "Example:\n  tendon branch show fix")]
     Show {
-        /// The branch
+        /// The branch, by id or name
+        #[arg(value_parser = branch_text)]
         branch: String,
     },
     /// Print what a branch changed against its base
+    #[command(after_help = "Examples:\n  tendon branch diff fix\n  tendon branch diff fix --name-status")]
     Diff {
-        /// The branch
+        /// The branch, by id or name
+        #[arg(value_parser = branch_text)]
         branch: String,
         /// Only the names, with git's letters
         #[arg(long)]
@@ -61,31 +77,44 @@ enum BranchCommand {
     },
     /// Write a branch as a patch, a commit or an archive
     #[command(
-        after_help = "Example:\n  tendon branch export fix --git . agent/fix --message \"Fix the parser\""
+        after_help = "Examples:\n  tendon branch export fix --git . agent/fix --message \"Fix the parser\"\n  \
+                      tendon branch export fix --patch fix.patch\n  tendon branch export fix --tar - | tar -t\n\n\
+                      A ref that exists is never moved."
     )]
     Export(ExportArgs),
     /// Remove a branch; the audit keeps what it did
+    #[command(after_help = "Example:\n  tendon branch drop fix")]
     Drop {
-        /// The branch
+        /// The branch, by id or name
+        #[arg(value_parser = branch_text)]
         branch: String,
     },
     /// Make a branch as another was at an audit sequence number
+    #[command(
+        after_help = "Examples:\n  tendon audit log --branch fix\n  tendon branch at 42 --name as-it-was"
+    )]
     At {
         /// The sequence number, from `tendon audit log`
+        #[arg(value_parser = number::<u64>, allow_negative_numbers = true)]
         seq: u64,
         /// The branch whose past it is [default: the one that the row is about]
-        #[arg(long)]
+        #[arg(long, value_parser = branch_text)]
         branch: Option<String>,
         /// A name for the new one
         #[arg(long)]
         name: Option<String>,
     },
     /// Run a command on a branch, in a sandbox. Ends with the command's exit status
-    #[command(after_help = "Example:\n  tendon branch exec fix -- cargo test")]
+    #[command(after_help = "Examples:\n  tendon branch exec fix -- cargo test\n  \
+                      tendon branch exec fix --timeout 2m -- sh -c 'make && ./test | tee log'\n  \
+                      tendon branch exec fix --tty -- bash\n\n\
+                      124 is the exit status of a command that timed out, 137 of one that went over a limit.")]
     Exec(exec::ExecArgs),
     /// Print a file of a branch
+    #[command(after_help = "Example:\n  tendon branch read fix src/lib.rs")]
     Read(PathArgs),
     /// Write a file of a branch from standard input
+    #[command(after_help = "Example:\n  tendon branch write fix src/lib.rs < new-lib.rs")]
     Write {
         #[command(flatten)]
         at: PathArgs,
@@ -94,10 +123,13 @@ enum BranchCommand {
         executable: bool,
     },
     /// Remove a file, a symlink or a directory with all below it from a branch
+    #[command(after_help = "Example:\n  tendon branch rm fix old.rs")]
     Rm(PathArgs),
     /// List a directory of a branch
+    #[command(after_help = "Example:\n  tendon branch ls fix src")]
     Ls {
-        /// The branch
+        /// The branch, by id or name
+        #[arg(value_parser = branch_text)]
         branch: String,
         /// The directory [default: the branch's top]
         path: Option<PathBuf>,
@@ -118,7 +150,8 @@ struct CreateArgs {
 
 #[derive(Args)]
 struct ExportArgs {
-    /// The branch
+    /// The branch, by id or name
+    #[arg(value_parser = branch_text)]
     branch: String,
     /// As a patch to FILE, - for standard output
     #[arg(long, value_name = "FILE", group = "to")]
@@ -128,7 +161,7 @@ struct ExportArgs {
     tar: Option<PathBuf>,
     /// As a commit on REF of the repository at REPO
     #[arg(long, num_args = 2, value_names = ["REPO", "REF"], group = "to")]
-    git: Option<Vec<String>>,
+    git: Option<Vec<OsString>>,
     /// The commit's message
     #[arg(long, requires = "git", default_value = "Changes from a tendon branch")]
     message: String,
@@ -144,15 +177,16 @@ struct ExportArgs {
 
 #[derive(Args)]
 struct PathArgs {
-    /// The branch
+    /// The branch, by id or name
+    #[arg(value_parser = branch_text)]
     branch: String,
     /// A path in the branch
     path: PathBuf,
 }
 
 impl PathArgs {
-    fn url(&self, end: &str) -> String {
-        files_url(&self.branch, &self.path, end)
+    fn url(&self) -> Result<String, ErrorBody> {
+        Ok(files_url(&self.branch, tree_path(&self.path)?.as_bytes(), "files"))
     }
 }
 
@@ -170,13 +204,13 @@ pub(crate) async fn run(args: BranchArgs, app: &App<'_>) -> Outcome {
         BranchCommand::Drop { branch } => done(client.delete(&branch_path(&branch)).await, app),
         BranchCommand::At { seq, branch, name } => at(seq, branch, name, &client, app).await,
         BranchCommand::Exec(args) => exec::run(args, &client, app).await,
-        BranchCommand::Read(at) => copy_out(&client, &at.url("files"), "content", app).await,
+        BranchCommand::Read(at) => copy_out(&client, &at.url()?, "content", app).await,
         BranchCommand::Write { at, executable } => {
             let mode = if executable { "&mode=755" } else { "" };
-            let url = format!("{}{mode}", at.url("files"));
+            let url = format!("{}{mode}", at.url()?);
             done(client.put(&url, standard_input()?).await, app)
         }
-        BranchCommand::Rm(at) => done(client.delete(&at.url("files")).await, app),
+        BranchCommand::Rm(at) => done(client.delete(&at.url()?).await, app),
         BranchCommand::Ls { branch, path } => ls(&client, &branch, path, app).await,
     }
 }
@@ -216,7 +250,7 @@ async fn list(client: &Client, app: &App<'_>) -> Outcome {
         return Ok(0);
     }
     let row = |branch: &BranchInfo| {
-        let name = clean(branch.name.as_deref().unwrap_or("-").as_bytes());
+        let name = branch.name.as_deref().unwrap_or("-").to_owned();
         let created = super::audit::show_time(branch.created_ms);
         vec![branch.id.to_string(), name, branch.base.to_string(), branch.depth.to_string(), created]
     };
@@ -235,7 +269,7 @@ fn show(branch: &BranchInfo, app: &App<'_>) -> Outcome {
     let parent = branch.parent.as_ref().map_or("-", |parent| parent.as_str());
     for (name, value) in [
         ("branch", branch.id.as_str()),
-        ("name", &clean(branch.name.as_deref().unwrap_or("-").as_bytes())),
+        ("name", &one_line(branch.name.as_deref().unwrap_or("-"))),
         ("base", branch.base.as_str()),
         ("forked from", parent),
         ("engine", &branch.engine),
@@ -256,7 +290,7 @@ async fn diff(client: &Client, branch: &str, name_status: bool, app: &App<'_>) -
 /// Prints bytes as they come; with `--json` as the record's member `member`.
 async fn copy_out(client: &Client, path: &str, member: &str, app: &App<'_>) -> Outcome {
     let mut stream = client.bytes(path).await.map_err(ClientError::into_body)?;
-    let mut all = Vec::new();
+    let (mut all, mut cleaner) = (Vec::new(), Cleaner::default());
     while let Some(bytes) = stream.next().await.map_err(ClientError::into_body)? {
         if app.output.json {
             all.extend_from_slice(&bytes);
@@ -265,7 +299,11 @@ async fn copy_out(client: &Client, path: &str, member: &str, app: &App<'_>) -> O
         if app.output.closed() {
             return Ok(0);
         }
-        if app.output.terminal { app.output.raw(clean(&bytes).as_bytes()) } else { app.output.raw(&bytes) }
+        if app.output.terminal {
+            app.output.raw(cleaner.next(&bytes).as_bytes())
+        } else {
+            app.output.raw(&bytes)
+        }
     }
     if app.output.json {
         app.output.json(&json!({ "version": 1, member: JsonBytes::new(&all) }));
@@ -285,17 +323,19 @@ async fn export(args: ExportArgs, client: &Client, app: &App<'_>) -> Outcome {
     }
 }
 
-async fn export_git(args: &ExportArgs, git: &[String], client: &Client, app: &App<'_>) -> Outcome {
+async fn export_git(args: &ExportArgs, git: &[OsString], client: &Client, app: &App<'_>) -> Outcome {
     let [repo, name] = git else { return Err(usage("--git takes REPO and REF", None)) };
-    let repo = absolute(&current_dir()?, Path::new(repo)).to_string_lossy().into_owned();
-    let (name, message, author) = (name.clone(), args.message.clone(), args.author.clone());
+    if repo.is_empty() {
+        return Err(usage("REPO is empty", Some("name the directory of a git repository")));
+    }
+    let name =
+        name.to_str().ok_or_else(|| usage("REF is not UTF-8", Some("name a branch of the repository")))?;
+    let repo = JsonBytes::of_path(&absolute(&current_dir()?, Path::new(repo)));
+    let (name, message, author) = (name.to_owned(), args.message.clone(), args.author.clone());
     let request = ExportGit { repo, name, message, author };
     let path = branch_path(&args.branch);
     let reply: ExportReply =
         client.post(&format!("{path}/export-git"), &request).await.map_err(ClientError::into_body)?;
-    for warning in &reply.warnings {
-        app.output.note(&format!("warning: {warning}"));
-    }
     if app.output.json {
         app.output.json(&json!({ "version": 1, "export": reply }));
     } else if let Some(commit) = &reply.commit {
@@ -396,7 +436,11 @@ async fn at(
 }
 
 async fn ls(client: &Client, branch: &str, path: Option<PathBuf>, app: &App<'_>) -> Outcome {
-    let url = files_url(branch, &path.unwrap_or_default(), "list");
+    let top = |path: &PathBuf| [".", "./", "/"].iter().any(|top| path == Path::new(top));
+    let url = match path.filter(|path| !top(path)) {
+        Some(path) => files_url(branch, tree_path(&path)?.as_bytes(), "list"),
+        None => files_url(branch, b"", "list"),
+    };
     let entries: Vec<FileEntry> = client.get(&url).await.map_err(ClientError::into_body)?;
     if app.output.json {
         app.output.json(&json!({ "version": 1, "entries": entries }));
@@ -408,27 +452,13 @@ async fn ls(client: &Client, branch: &str, path: Option<PathBuf>, app: &App<'_>)
             "symlink" => "@",
             _ => "",
         };
-        app.output.line(format!(
-            "{:04o}  {:>10}  {}{mark}",
-            entry.mode & 0o7777,
-            entry.size,
-            shown(&entry.name)
-        ));
+        app.output.line(format!("{:04o}  {:>10}  {}{mark}", entry.mode & 0o7777, entry.size, entry.name));
     }
     Ok(0)
 }
 
-fn shown(name: &JsonBytes) -> String {
-    clean(&name.decode().unwrap_or_default()).replace('\n', "\\n").replace('\t', "\\t")
-}
-
-fn files_url(branch: &str, path: &Path, end: &str) -> String {
-    use std::os::unix::ffi::OsStrExt as _;
-    let bytes = path.as_os_str().as_bytes();
-    let bytes = bytes.strip_prefix(b"./").unwrap_or(bytes);
-    let bytes = bytes.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(bytes);
-    let bytes = if bytes == b"." { b"" } else { bytes };
-    format!("{}/{end}?path={}", branch_path(branch), percent_encode(bytes))
+fn files_url(branch: &str, path: &[u8], end: &str) -> String {
+    format!("{}/{end}?path={}", branch_path(branch), percent_encode(path))
 }
 
 fn standard_input() -> Result<Vec<u8>, ErrorBody> {

@@ -9,7 +9,7 @@ use crate::output::Output;
 /// Print completions for a shell.
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  tendon completions bash > ~/.local/share/bash-completion/completions/tendon"
+    after_help = "Examples:\n  tendon completions bash > ~/.local/share/bash-completion/completions/tendon\n  tendon completions fish > ~/.config/fish/completions/tendon.fish"
 )]
 pub(crate) struct CompletionsArgs {
     /// The shell

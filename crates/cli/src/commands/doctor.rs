@@ -6,7 +6,7 @@ use proto::http::{DoctorReply, DoctorState};
 
 use super::App;
 use crate::Outcome;
-use crate::output::{Paint, clean};
+use crate::output::{Paint, clean, one_line};
 
 /// Characters of a finding that are shown; `--json` has all of it.
 const DETAIL_CHARS_MAX: usize = 160;
@@ -15,6 +15,7 @@ const DETAIL_CHARS_MAX: usize = 160;
 ///
 /// Exit status 0: verify can run here. 4: it can't.
 #[derive(Args)]
+#[command(after_help = "Example:\n  tendon doctor")]
 pub(crate) struct DoctorArgs {}
 
 pub(crate) async fn run(_args: DoctorArgs, app: &App<'_>) -> Outcome {
@@ -35,11 +36,7 @@ pub(crate) async fn run(_args: DoctorArgs, app: &App<'_>) -> Outcome {
             DoctorState::Broken => (Paint::Red, "✗", "broken"),
         };
         let mark = app.output.paint(paint, &format!("{mark} {word:8}"));
-        app.output.line(format!(
-            "{mark} {:name_width$}  {}",
-            check.name,
-            cut(&clean(check.detail.as_bytes()))
-        ));
+        app.output.line(format!("{mark} {:name_width$}  {}", check.name, cut(&one_line(&check.detail))));
     }
     // Several checks may be helped by one thing.
     let mut fixes: Vec<&String> = Vec::new();

@@ -2,22 +2,23 @@
 
 use std::io::{IsTerminal as _, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use proto::client::{Client, ClientError, Events, LineSender};
 use proto::error::{Code, ErrorBody};
 use proto::http::{ExecControl, ExecInput, ExecLine, ExecReport, ExecRequest, PtySize};
 use proto::ids::ExecId;
-use proto::path::{JsonBytes, TreePath};
+use proto::path::JsonBytes;
 use proto::verify::{LimitsAsked, Outcome as Ended};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::source::branch_path;
-use super::{App, LimitArgs, env_pair, host, usage};
+use super::{App, LimitArgs, branch_text, env_pair, host, tree_path, usage};
 use crate::Outcome;
+use crate::output::{Cleaner, Output};
 
 /// Bytes of standard input per message.
 const STDIN_CHUNK: usize = 64 * 1024;
@@ -25,21 +26,22 @@ const STDIN_CHUNK: usize = 64 * 1024;
 #[derive(Args)]
 pub(crate) struct ExecArgs {
     /// The branch, by id or name
+    #[arg(value_parser = branch_text)]
     branch: String,
-    /// A directory of the branch to run in
+    /// A directory of the branch to run in [default: the branch's top]
     #[arg(long, value_name = "DIR")]
     cwd: Option<PathBuf>,
-    /// An environment variable
+    /// An environment variable. May be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = env_pair)]
     env: Vec<(String, String)>,
-    /// Give the command a terminal
+    /// Give the command a terminal. Without it, escape sequences in what it writes are not passed on to yours
     #[arg(long, short)]
     tty: bool,
-    #[command(flatten)]
-    limits: LimitArgs,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     argv: Vec<std::ffi::OsString>,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outcome {
@@ -48,9 +50,7 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outco
     }
     let mut limits = LimitsAsked::default();
     args.limits.apply(&mut limits);
-    let cwd = args
-        .cwd
-        .map(|dir| TreePath::new(dir.as_os_str().as_bytes()).map_err(|error| usage(error.to_string(), None)));
+    let cwd = args.cwd.filter(|dir| dir != Path::new(".")).map(|dir| tree_path(&dir));
     let request = ExecRequest {
         argv: args.argv.iter().map(|word| JsonBytes::new(word.as_bytes())).collect(),
         cwd: cwd.transpose()?,
@@ -112,16 +112,17 @@ async fn follow(
     let broken = |error: std::io::Error| host(format!("signals can't be received: {error}"));
     let mut interrupt = signal(SignalKind::interrupt()).map_err(broken)?;
     let mut resized = signal(SignalKind::window_change()).map_err(broken)?;
+    let mut screen = Screen { output: app.output, own: request.pty.is_some(), cleaners: Default::default() };
     let mut interrupts = 0;
     let mut closed = false;
     let mut id = None;
     loop {
         tokio::select! {
             event = events.next() => match event.map_err(ClientError::into_body)? {
-                Some(ExecLine::Started { exec }) => id = Some(exec),
-                Some(ExecLine::Output { fd, bytes }) => {
+                ExecLine::Started { exec } => id = Some(exec),
+                ExecLine::Output { fd, bytes } => {
                     let bytes = bytes.decode().map_err(|error| ClientError::Answer(error).into_body())?;
-                    if fd == 2 || app.output.json { app.output.raw_err(&bytes) } else { app.output.raw(&bytes) }
+                    screen.show(fd, &bytes);
                     // As a pipe does to a command that nobody reads: without this one might run for ever.
                     if app.output.closed() && !closed {
                         closed = true;
@@ -130,9 +131,8 @@ async fn follow(
                         }
                     }
                 }
-                Some(ExecLine::Done { report }) => return Ok(*report),
-                Some(ExecLine::Failed { error }) => return Err(error),
-                None => return Err(ClientError::Ended(None).into_body()),
+                ExecLine::Done { report } => return Ok(*report),
+                ExecLine::Failed { error } => return Err(error),
             },
             _ = interrupt.recv() => {
                 interrupts += 1;
@@ -170,6 +170,23 @@ async fn feed(sender: LineSender<ExecInput>, wanted: bool) {
         if sender.send(&ExecInput { stdin: JsonBytes::new(&bytes) }).await.is_err() {
             return;
         }
+    }
+}
+
+/// Where a command's output goes. Only a terminal that was given to the command (`--tty`) is its own to steer.
+struct Screen<'a> {
+    output: &'a Output,
+    own: bool,
+    cleaners: [Cleaner; 2],
+}
+
+impl Screen<'_> {
+    fn show(&mut self, fd: u8, bytes: &[u8]) {
+        let err = fd == 2 || self.output.json;
+        let terminal = if err { self.output.terminal_err } else { self.output.terminal };
+        let cleaned = (terminal && !self.own).then(|| self.cleaners[usize::from(fd == 2)].next(bytes));
+        let bytes = cleaned.as_ref().map_or(bytes, String::as_bytes);
+        if err { self.output.raw_err(bytes) } else { self.output.raw(bytes) }
     }
 }
 

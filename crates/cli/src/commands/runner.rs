@@ -14,8 +14,9 @@ use crate::runner::{gone, running};
 /// How long a runner may take to end: hands are stopped and what they did is recorded.
 const STOP_MAX: Duration = Duration::from_secs(30);
 
-/// The runner: the daemon that owns the state directory.
+/// The runner: the daemon that owns the state directory. Other commands start one when none runs.
 #[derive(Args)]
+#[command(after_help = "Example:\n  tendon runner status")]
 pub(crate) struct RunnerArgs {
     #[command(subcommand)]
     command: RunnerCommand,
@@ -24,8 +25,10 @@ pub(crate) struct RunnerArgs {
 #[derive(Subcommand)]
 enum RunnerCommand {
     /// Show the runner of the state directory; none is started. Exit status 4: none runs
+    #[command(after_help = "Example:\n  tendon runner status")]
     Status,
     /// End it: what runs is cancelled and recorded
+    #[command(after_help = "Example:\n  tendon runner stop")]
     Stop,
 }
 

@@ -1,5 +1,6 @@
 //! The flags that name a source, shared by `verify`, `base freeze` and `branch create`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -19,7 +20,7 @@ use crate::environment::current_dir;
 pub(crate) struct SourceArgs {
     /// A git repository. A directory without --ref is taken as it is now, uncommitted work included
     #[arg(long, value_name = "PATH|URL", group = "source")]
-    repo: Option<String>,
+    repo: Option<OsString>,
     /// The ref or commit to take from the repository [default for a URL: HEAD]
     #[arg(long = "ref", value_name = "REF", requires = "repo")]
     rev: Option<String>,
@@ -34,6 +35,9 @@ pub(crate) struct SourceArgs {
 impl SourceArgs {
     /// The source, or `None` if no flag names one.
     pub(crate) fn source(&self) -> Result<Option<Source>, ErrorBody> {
+        if self.repo.is_none() && self.files.is_none() {
+            return Ok(None);
+        }
         let here = current_dir()?;
         if let Some(repo) = &self.repo {
             if repo.is_empty() {
@@ -79,13 +83,12 @@ pub(crate) async fn freeze(client: &Client, source: &Source, app: &App<'_>) -> R
         client.events::<FreezeEvent>("/v1/bases", source).await.map_err(ClientError::into_body)?;
     loop {
         match events.next().await.map_err(ClientError::into_body)? {
-            Some(FreezeEvent::Progress { message }) => app.output.progress(&message),
-            Some(FreezeEvent::Done { base }) => {
+            FreezeEvent::Progress { message } => app.output.progress(&message),
+            FreezeEvent::Done { base } => {
                 app.output.clear_progress();
                 return Ok(base);
             }
-            Some(FreezeEvent::Failed { error }) => return Err(error),
-            None => return Err(ClientError::Ended(None).into_body()),
+            FreezeEvent::Failed { error } => return Err(error),
         }
     }
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::source::{SourceArgs, find_branch};
-use super::{App, LimitArgs, body, env_pair, file_error, host, usage};
+use super::{App, LimitArgs, body, branch_text, env_pair, file_error, host, usage};
 use crate::Outcome;
 use crate::environment::current_dir;
 
@@ -39,8 +39,8 @@ Examples:
   tendon verify --spec verify.toml --json
   tendon verify --branch fix --check \"sh -c 'make && ./test | tee log'\"
 
-No shell is implied: a command is split into words by the shell's rules of quoting, and |, &&, $, * and the like are
-refused unless they are quoted.
+No shell is implied: a command is split into words by the shell's rules of quoting,
+and |, &&, $, * and the like are refused unless they are quoted.
 
 verify.toml:
   setup = [\"npm ci --offline\"]
@@ -53,9 +53,10 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     source: SourceArgs,
     /// A branch that exists, as it is now, by id or name; it is not changed
-    #[arg(long, value_name = "BRANCH", group = "source", help_heading = "Source")]
+    #[arg(long, value_name = "BRANCH", group = "source", help_heading = "Source", value_parser = branch_text)]
     branch: Option<String>,
-    /// A file that declares all of this
+    /// A file that declares all of this, see below; what is given here besides is stronger. `source` in it may be absent:
+    /// then it is the directory that the file is in
     #[arg(long, value_name = "FILE", conflicts_with_all = ["setup", "check"])]
     spec: Option<PathBuf>,
     /// A command that prepares; a failure ends the run. May be repeated
@@ -191,10 +192,13 @@ impl<'a> Run<'a> {
         loop {
             tokio::select! {
                 event = events.next() => match event.map_err(ClientError::into_body)? {
-                    Some(VerifyEvent::Done { report }) => return Ok(*report),
-                    Some(VerifyEvent::Failed { error }) => return Err(error),
-                    Some(other) => self.show(other),
-                    None => return Err(ClientError::Ended(None).into_body()),
+                    VerifyEvent::Done { report } => return Ok(*report),
+                    VerifyEvent::Failed { error } => return Err(error),
+                    other @ (VerifyEvent::Accepted { .. }
+                    | VerifyEvent::Progress { .. }
+                    | VerifyEvent::Started { .. }
+                    | VerifyEvent::Output { .. }
+                    | VerifyEvent::Ended { .. }) => self.show(other),
                 },
                 _ = tick.tick() => self.draw(),
                 _ = self.interrupt.recv() => self.cancel().await?,

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use policy::{HandConfig, Limits};
 use proto::hand::{BootConfig, BootConfigError, CHANNEL_FD, CONFIG_FD};
+use proto::path::JsonBytes;
 use rustix::pipe::{PipeFlags, pipe_with};
 use sys::spawn::{Ids, Kind, Plan, Rlimit};
 
@@ -74,7 +75,7 @@ pub struct Sandbox {
     hand_binary: PathBuf,
     config: HandConfig,
     toolchains: Toolchains,
-    denied_paths: Vec<String>,
+    denied_paths: Vec<JsonBytes>,
     owners: Owners,
     anchor: Anchor,
     ids: Option<Ids>,
@@ -126,7 +127,7 @@ impl Sandbox {
         hand_binary: PathBuf,
         config: HandConfig,
         toolchains: Toolchains,
-        denied_paths: Vec<String>,
+        denied_paths: Vec<JsonBytes>,
         ids: Option<Ids>,
         anchor: Anchor,
     ) -> Result<Self, PrepareError> {

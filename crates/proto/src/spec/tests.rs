@@ -75,6 +75,17 @@ fn sources() {
 }
 
 #[test]
+fn a_directory_of_any_name_is_a_source() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let dir = Path::new(std::ffi::OsStr::from_bytes(b"/pro\xffject"));
+    let source =
+        |text: &str| parse_spec(&format!("checks = [\"true\"]\nsource = {text}"), dir).unwrap().source;
+    assert_eq!(source(r#"{ repo = "." }"#), directory(dir, false));
+    let Source::Git { repo, .. } = source(r#"{ repo = ".", ref = "main" }"#) else { panic!() };
+    assert_eq!(repo.decode_path().unwrap(), dir);
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     refused("check = [\"true\"]", "unknown key `check` in the spec", Some("did you mean `checks`?"));
     refused(

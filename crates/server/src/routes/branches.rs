@@ -110,13 +110,14 @@ pub(crate) async fn export_git(
 ) -> Reply<ExportReply> {
     let branch = branch_id(&app, branch).await?;
     let ExportGit { repo, name, message, author } = request;
+    let repo = repo.decode_path().map_err(|error| Problem::usage(format!("the repository: {error}")))?;
     let named = name.clone();
     let export = move |store: &vfs::Store| {
-        let git = GitRef { repo: repo.into(), name, message, author, force: false };
+        let git = GitRef { repo, name, message, author };
         store.export(&branch, ExportTarget::GitRef(git))
     };
     let report = app.runner.with_store(export).await?;
-    Ok(Json(ExportReply { commit: report.commit, name: Some(named), warnings: Vec::new() }))
+    Ok(Json(ExportReply { commit: report.commit, name: Some(named) }))
 }
 
 /// Names of the form that the runner gives its own branches are its own: it drops those at its start.

@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use proto::http::{API_VERSION, ConfigReply, DoctorReply, RunnerInfo};
+use proto::path::JsonBytes;
 
 use crate::listen::App;
 use crate::reply::{Json, Reply};
@@ -12,7 +13,7 @@ pub(crate) async fn version(State(app): State<App>) -> Json<RunnerInfo> {
         api: API_VERSION,
         pid: std::process::id(),
         private: app.private,
-        state_dir: app.runner.store().dir().to_string_lossy().into_owned(),
+        state_dir: JsonBytes::of_path(app.runner.store().dir()),
         clients: app.clients(),
         running: u32::try_from(app.runner.running()).unwrap_or(u32::MAX),
         lingering: u32::try_from(app.runner.lingering()).unwrap_or(u32::MAX),

@@ -1,8 +1,11 @@
 //! Freezes a commit of a git repository, local or remote.
 
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use proto::api::BaseInfo;
+use proto::path::shown;
 
 use super::dotgit::{Head, Mirror};
 use super::repo::Repo;
@@ -13,6 +16,8 @@ use crate::store::Store;
 /// Seconds that a base's files are older than its making, at least: a file that is changed in a branch in the second
 /// after has another modification time then, which is how git finds it.
 pub(super) const AGE_S: i64 = 2;
+/// Bytes of a ref that are shown.
+const REV_BYTES_MAX: usize = 256;
 /// Names that a warning lists.
 const NAMES_MAX: usize = 10;
 
@@ -20,7 +25,7 @@ const NAMES_MAX: usize = 10;
 #[derive(Clone, Debug)]
 pub struct GitSource {
     /// Absolute path, or URL (https, http, ssh, git, file, or `host:path`).
-    pub repo: String,
+    pub repo: OsString,
     /// Any ref or commit id that git can resolve there.
     pub rev: String,
 }
@@ -28,7 +33,7 @@ pub struct GitSource {
 /// Where a repository is.
 enum Place {
     Local(Repo),
-    Url(String),
+    Url(OsString),
 }
 
 impl Store {
@@ -60,9 +65,9 @@ impl Store {
         let place = place(&source.repo)?;
         let (url, is_url) = match &place {
             Place::Local(repo) => (repo.address().as_os_str().to_owned(), false),
-            Place::Url(url) => (url.into(), true),
+            Place::Url(url) => (url.clone(), true),
         };
-        let no_rev = || FreezeError::NoRev { repo: redacted(&source.repo), rev: source.rev.clone() };
+        let no_rev = || FreezeError::NoRev { repo: repo_shown(&source.repo), rev: rev_shown(&source.rev) };
         if source.rev.is_empty() || source.rev.contains(['\0', '\n']) {
             return Err(no_rev());
         }
@@ -74,7 +79,7 @@ impl Store {
                 return Ok(base);
             }
         }
-        progress(&format!("fetching {}", redacted(&source.repo)));
+        progress(&format!("fetching {}", repo_shown(&source.repo)));
         let remote = mirror.look()?;
         mirror.fetch(&remote, progress)?;
         let (commit, head) = resolve(&mirror, &source.rev, progress)?.ok_or_else(no_rev)?;
@@ -90,7 +95,7 @@ impl Store {
         let warnings = submodules(&draft)?;
         let about = About {
             content,
-            source: format!("{} @ {}", redacted(&source.repo), source.rev),
+            source: format!("{} @ {}", repo_shown(&source.repo), rev_shown(&source.rev)),
             git_head: Some(commit),
             mirror: Some(mirror.id.clone()),
             warnings,
@@ -115,12 +120,13 @@ pub(super) fn format_setting(format: &str) -> Vec<(String, String)> {
 }
 
 /// Tells a path from an URL, and refuses what is neither.
-fn place(repo: &str) -> Result<Place, FreezeError> {
+fn place(repo: &OsStr) -> Result<Place, FreezeError> {
     let unusable = |reason: &str, hint| {
-        Err(FreezeError::Unusable { path: redacted(repo), reason: reason.to_owned(), hint })
+        Err(FreezeError::Unusable { path: repo_shown(repo), reason: reason.to_owned(), hint })
     };
-    let (scheme, path) = match repo.split_once("://") {
-        Some(("file", path)) => (None, path),
+    let text = repo.to_string_lossy();
+    let (scheme, path) = match text.split_once("://") {
+        Some(("file", _)) => (None, OsStr::from_bytes(&repo.as_bytes()["file://".len()..])),
         Some((scheme, _)) => (Some(scheme), repo),
         None => (None, repo),
     };
@@ -129,16 +135,17 @@ fn place(repo: &str) -> Result<Place, FreezeError> {
         Some(_) => return unusable("its address has an unknown scheme", "use https, ssh, git or a path"),
         None => {}
     }
-    if !path.starts_with('/') {
-        let scp_like = path.split_once(':').is_some_and(|(host, path)| {
-            !host.is_empty() && !host.contains('/') && !host.starts_with('-') && !path.starts_with(':')
-        });
+    if !path.as_bytes().starts_with(b"/") {
+        let scp_like = !text.contains("://")
+            && text.split_once(':').is_some_and(|(host, path)| {
+                !host.is_empty() && !host.contains('/') && !host.starts_with('-') && !path.starts_with(':')
+            });
         if scp_like {
             return Ok(Place::Url(repo.to_owned()));
         }
         return unusable("it is neither an absolute path nor a URL", "give an absolute path or a URL");
     }
-    let not_found = || FreezeError::NotFound { what: "repository", path: redacted(repo) };
+    let not_found = || FreezeError::NotFound { what: "repository", path: repo_shown(repo) };
     let dir = PathBuf::from(path).canonicalize().map_err(|_| not_found())?;
     let Some(found) = Repo::holding(&dir) else {
         return unusable("it is not a git repository", "freeze the directory as it is, without a ref");
@@ -152,15 +159,14 @@ fn place(repo: &str) -> Result<Place, FreezeError> {
 pub(super) const OUTSIDE_HINT: &str =
     "clone it without links to other repositories (git clone --dissociate), and use the clone";
 
-/// A URL without the password or token in it, for people and the database.
-fn redacted(repo: &str) -> String {
-    let shown = super::shown(Path::new(repo));
-    let Some((scheme, rest)) = shown.split_once("://") else { return shown };
-    let host_end = rest.find('/').unwrap_or(rest.len());
-    match rest[..host_end].rfind('@') {
-        Some(at) => format!("{scheme}://{}", &rest[at + 1..]),
-        None => shown,
-    }
+/// The repository for people and the database: without a password or token.
+fn repo_shown(repo: &OsStr) -> String {
+    proto::repo::shown(repo.as_bytes())
+}
+
+/// The ref for people, as long as refs are.
+fn rev_shown(rev: &str) -> String {
+    shown(&rev.as_bytes()[..rev.floor_char_boundary(REV_BYTES_MAX)])
 }
 
 fn is_full_id(rev: &str) -> bool {
@@ -216,9 +222,7 @@ fn submodules(draft: &Draft) -> Result<Vec<String>, FreezeError> {
         .split(|b| *b == 0)
         .filter(|line| line.starts_with(b"160000 "))
         .filter_map(|line| line.splitn(2, |b| *b == b'\t').nth(1))
-        .map(|name| {
-            super::shown(Path::new(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name)))
-        })
+        .map(shown)
         .collect();
     if names.is_empty() {
         return Ok(Vec::new());
@@ -238,19 +242,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_in_a_url_is_not_shown() {
-        assert_eq!(redacted("https://me:secret@host/x.git"), "https://host/x.git");
-        assert_eq!(redacted("https://host/a@b"), "https://host/a@b");
-        assert_eq!(redacted("/a/b"), "/a/b");
-    }
-
-    #[test]
     fn only_known_addresses_are_repositories() {
         for good in ["https://h/x", "ssh://h/x", "git@h:x.git"] {
-            assert!(matches!(place(good), Ok(Place::Url(_))), "{good}");
+            assert!(matches!(place(OsStr::new(good)), Ok(Place::Url(_))), "{good}");
         }
-        for bad in ["ext::sh -c id", "-oProxyCommand=x:y", "x", "foo://x", "../x", ""] {
-            assert!(matches!(place(bad), Err(FreezeError::Unusable { .. })), "{bad}");
+        for bad in
+            ["ext::sh -c id", "-oProxyCommand=x:y", "x", "foo://x", "file://x", "file://h:x", "../x", ""]
+        {
+            assert!(matches!(place(OsStr::new(bad)), Err(FreezeError::Unusable { .. })), "{bad}");
         }
     }
 }

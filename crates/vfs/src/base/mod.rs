@@ -452,13 +452,9 @@ fn on_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     }
 }
 
-/// A path for messages: control characters escaped.
+/// A path for messages: control characters and what is not UTF-8 escaped.
 fn shown(path: &Path) -> String {
-    let mut out = String::new();
-    for c in path.to_string_lossy().chars() {
-        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
-    }
-    out
+    proto::path::shown(path.as_os_str().as_encoded_bytes())
 }
 
 #[cfg(test)]

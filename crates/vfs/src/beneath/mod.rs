@@ -102,12 +102,11 @@ impl Coded for BeneathError {
             }
             BeneathError::TooLarge { .. } => Some("take it in parts".into()),
             BeneathError::Racing(_) => Some("try again when what runs on the branch has ended".into()),
-            BeneathError::NotFound(_)
-            | BeneathError::NotDir(_)
-            | BeneathError::IsDir(_)
-            | BeneathError::NotFile(_)
-            | BeneathError::Exists(_)
-            | BeneathError::Io { .. } => None,
+            BeneathError::NotFound(_) | BeneathError::NotDir(_) => {
+                Some("see what there is: tendon branch ls BRANCH".into())
+            }
+            BeneathError::IsDir(_) => Some("list it: tendon branch ls BRANCH DIR".into()),
+            BeneathError::NotFile(_) | BeneathError::Exists(_) | BeneathError::Io { .. } => None,
         }
     }
 }

@@ -38,7 +38,8 @@ impl Git {
             .spawn()
             .map_err(GitError::Missing)?;
         let cancel = self.cancel.clone();
-        let mut child = Running { child, stdin, cancel, stderr: Vec::new(), line: Vec::new() };
+        let mut child =
+            Running { child, stdin, cancel, stderr: Vec::new(), line: Vec::new(), returned: false };
         let started = Instant::now();
         let pumped = child.pump(stdout, progress, started + self.run_max, self.silence_max);
         let stop = |child: &mut Running<'_>| {
@@ -96,6 +97,8 @@ struct Running<'a> {
     cancel: Cancel,
     stderr: Vec<u8>,
     line: Vec<u8>,
+    /// Whether a carriage return came last.
+    returned: bool,
 }
 
 impl Running<'_> {
@@ -163,6 +166,11 @@ impl Running<'_> {
 
     fn hear(&mut self, bytes: &[u8], progress: &dyn Fn(&str)) {
         for byte in bytes {
+            // A line that ends in a carriage return alone is a progress display, not part of a message; ssh ends its
+            // messages in both.
+            if std::mem::take(&mut self.returned) && *byte != b'\n' {
+                self.line.clear();
+            }
             if !matches!(byte, b'\r' | b'\n') {
                 self.line.push(*byte);
                 if self.line.len() < STDERR_BYTES_MAX {
@@ -174,14 +182,14 @@ impl Running<'_> {
             if !text.is_empty() {
                 progress(&text);
             }
-            // A line that ends in a carriage return is a progress display, not part of a message.
-            if *byte != b'\r' {
-                self.stderr.append(&mut self.line);
-                self.stderr.push(b'\n');
-                let over = self.stderr.len().saturating_sub(STDERR_BYTES_MAX);
-                self.stderr.drain(..over);
+            if *byte == b'\r' {
+                self.returned = true;
+                continue;
             }
-            self.line.clear();
+            self.stderr.append(&mut self.line);
+            self.stderr.push(b'\n');
+            let over = self.stderr.len().saturating_sub(STDERR_BYTES_MAX);
+            self.stderr.drain(..over);
         }
     }
 

@@ -3,9 +3,11 @@
 use proto::path::JsonBytes;
 use proto::spec::command::join_command;
 use proto::units::{show_bytes, show_millis};
-use proto::verify::{ChangedFiles, CommandReport, Confinement, Outcome, OutputTail, Phase, Report};
+use proto::verify::{
+    ChangedFiles, CommandReport, Confinement, Outcome, OutputTail, Phase, Report, limit_word,
+};
 
-use crate::output::{Output, Paint, clean};
+use crate::output::{Output, Paint, clean, one_line};
 
 /// Changed paths that are listed.
 const PATHS_SHOWN: usize = 20;
@@ -25,10 +27,10 @@ pub(super) fn print(report: &Report, output: &Output) {
         print_confinement(confinement, output);
     }
     for warning in &report.warnings {
-        output.line(format!("{} {}", output.paint(Paint::Yellow, "warning:"), clean(warning.as_bytes())));
+        output.line(format!("{} {}", output.paint(Paint::Yellow, "warning:"), one_line(warning)));
     }
     let failed = |command: &&CommandReport| !command.outcome.passed() && command.outcome != Outcome::Skipped;
-    let logs: Vec<&String> = report
+    let logs: Vec<&JsonBytes> = report
         .commands
         .iter()
         .filter(failed)
@@ -69,7 +71,7 @@ fn command_line(command: &CommandReport, output: &Output) -> String {
     facts.retain(|fact| !fact.is_empty());
     let setup =
         if command.phase == Phase::Setup { output.paint(Paint::Dim, "setup ") } else { String::new() };
-    let text = clean(join_command(&command.argv).replace('\n', "\\n").as_bytes());
+    let text = one_line(&join_command(&command.argv));
     let (mark, text) = (output.paint(paint, mark), output.paint(Paint::Bold, &text));
     format!("{mark} {setup}{text}  {}", output.paint(Paint::Dim, &facts.join(", ")))
 }
@@ -82,9 +84,9 @@ fn ended(outcome: &Outcome) -> String {
         Outcome::Signalled { signal } => format!("signal {signal}"),
         Outcome::TimedOut { wall_ms_max } => format!("timed out after {}", show_millis(*wall_ms_max)),
         Outcome::LimitExceeded { limit } => format!("went over the {limit} limit"),
-        Outcome::NotStarted { reason } => format!("not started: {}", clean(reason.as_bytes())),
+        Outcome::NotStarted { reason } => format!("not started: {}", one_line(reason)),
         Outcome::Cancelled => "cancelled".into(),
-        Outcome::HandLost { reason } => format!("the hand was lost: {}", clean(reason.as_bytes())),
+        Outcome::HandLost { reason } => format!("the hand was lost: {}", one_line(reason)),
         Outcome::Skipped => "skipped".into(),
     }
 }
@@ -137,13 +139,13 @@ fn print_confinement(confinement: &Confinement, output: &Output) {
         .limits
         .iter()
         .filter(|limit| limit.enforced_by.is_none())
-        .map(|limit| limit.name.as_str())
+        .map(|limit| limit_word(&limit.name))
         .collect();
     if !free.is_empty() {
         let note = output.paint(Paint::Yellow, "not enforced on this host");
         output.line(format!("limits   {note}: {}", free.join(", ")));
     }
     for degraded in &confinement.degraded {
-        output.line(format!("{} {}", output.paint(Paint::Yellow, "degraded:"), clean(degraded.as_bytes())));
+        output.line(format!("{} {}", output.paint(Paint::Yellow, "degraded:"), one_line(degraded)));
     }
 }
