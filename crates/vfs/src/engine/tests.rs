@@ -501,7 +501,7 @@ fn what_is_written_through_a_mapping_is_caught_by_the_next_scan() {
         assert_eq!(first(&branch), b'C');
         // A fork holds what was there then; the mapping goes on into the parent, and nowhere else.
         write("D");
-        let child_branch = fixture.fork(&branch, ForkBusy::Frozen).id;
+        let child_branch = fixture.fork(&branch, ForkBusy::Frozen(&me())).id;
         write("E");
         assert_eq!((first(&child_branch), first(&branch)), (b'D', b'E'));
         write("F");

@@ -85,11 +85,13 @@ fn locks_of_mirrors_go_unless_somebody_holds_them() {
     assert_eq!(locks(), [""; 0]);
     // Who waited for a lock that was removed meanwhile holds one that keeps others out.
     let url = repo.path().as_os_str();
-    let first = crate::base::dotgit::Mirror::lock(&f.store.inner.layout, url, false).unwrap();
+    let first =
+        crate::base::dotgit::Mirror::lock(&f.store.inner.layout, url, false, &Default::default()).unwrap();
     let path = mirrors.join(&locks()[0]);
     std::thread::scope(|scope| {
-        let waiter =
-            scope.spawn(|| crate::base::dotgit::Mirror::lock(&f.store.inner.layout, url, false).unwrap());
+        let waiter = scope.spawn(|| {
+            crate::base::dotgit::Mirror::lock(&f.store.inner.layout, url, false, &Default::default()).unwrap()
+        });
         std::thread::sleep(std::time::Duration::from_millis(100));
         std::fs::remove_file(&path).unwrap();
         drop(first);
