@@ -189,16 +189,19 @@ impl Hands {
     }
 
     fn prepare(options: HandsOptions) -> Result<Self, HandsError> {
-        let cgroups = Cgroups::find(&options.state_dir);
+        // First: whenever this process is killed, somebody knows what to remove.
+        let name = Cgroups::name(&options.state_dir);
+        let candidates = Cgroups::candidates(&name);
+        let warden = match &options.warden {
+            Some(command) if !candidates.is_empty() => Some(Warden::start(command.clone(), candidates)?),
+            Some(_) | None => None,
+        };
+        let cgroups = Cgroups::find(&options.state_dir, &name);
+        let warden = warden.filter(|_| cgroups.mechanism().is_some());
         let swept = cgroups.sweep();
         if swept > 0 {
             tracing::info!(groups = swept, "removed control groups of an earlier runner");
         }
-        let places = cgroups.places();
-        let warden = match &options.warden {
-            Some(command) if !places.is_empty() => Some(Warden::start(command.clone(), places)?),
-            Some(_) | None => None,
-        };
         let config = &options.config;
         let toolchains = match &options.home {
             Some(home) if config.toolchains => toolchains::find(home, &options.env),

@@ -92,15 +92,28 @@ enum Kind {
 }
 
 impl Cgroups {
-    /// Finds a place by making a group there. `state_dir` names the runner.
-    pub fn find(state_dir: &Path) -> Self {
+    /// A name for the groups of this run on a state directory.
+    pub fn name(state_dir: &Path) -> String {
+        format!("{}{:08x}", runner_prefix(state_dir), random())
+    }
+
+    /// Every directory that [`Cgroups::find`] may make under a name: a warden that knows them before there is one misses none.
+    pub fn candidates(name: &str) -> Vec<PathBuf> {
+        let mounts = mounts::read();
+        let above = mounts
+            .iter()
+            .flat_map(|mount| mount.own.ancestors().take_while(|dir| dir.starts_with(&mount.top)));
+        above.map(|dir| dir.join(name)).collect()
+    }
+
+    /// Finds a place by making a group there, with a [`Cgroups::name`] of the state directory.
+    pub fn find(state_dir: &Path, name: &str) -> Self {
         let prefix = runner_prefix(state_dir);
-        let name = format!("{prefix}{:08x}", random());
         let mounts = mounts::read();
         let mut tried = Vec::new();
-        let version = v2::Parent::find(&mounts, &name, &mut tried)
+        let version = v2::Parent::find(&mounts, name, &mut tried)
             .map(Version::V2)
-            .or_else(|| v1::Parent::find(&mounts, &name, &mut tried).map(Version::V1));
+            .or_else(|| v1::Parent::find(&mounts, name, &mut tried).map(Version::V1));
         let places = match &version {
             Some(Version::V2(parent)) => vec![parent.dir.clone()],
             Some(Version::V1(parent)) => parent.dirs(),
@@ -125,11 +138,6 @@ impl Cgroups {
             Some(Version::V1(parent)) => parent.controllers(),
             None => Controllers::default(),
         }
-    }
-
-    /// The runner's own directories, for the warden.
-    pub fn places(&self) -> Vec<PathBuf> {
-        self.places.0.clone()
     }
 
     /// Makes a hand's group with its limits; `cpus` are the CPUs that it is pinned to. `None`: there are no groups here.
