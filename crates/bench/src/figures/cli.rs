@@ -1,12 +1,13 @@
 //! Making a branch through the whole command line with a runner that is up, against `git worktree add`.
 
-use std::io::{BufRead as _, BufReader};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 use super::branches::add_worktree;
 use crate::context::{Bench, LARGE};
-use crate::error::{Context, Result};
+use crate::error::{BenchError, Context, Result};
 use crate::progress::say;
 use crate::report::{Bar, Ratio, Row};
 use crate::run::{program, run, settle, timed};
@@ -14,6 +15,8 @@ use crate::stats::{Samples, rotated, show_seconds};
 
 /// Rounds in which both have their turn.
 const ROUNDS: usize = 5;
+/// How long a runner may take to listen.
+const START_MAX: Duration = Duration::from_secs(10);
 
 pub(crate) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     crate::build(&["server", "cli"])?;
@@ -59,18 +62,18 @@ struct Runner {
 
 impl Runner {
     fn start(state: PathBuf) -> Result<Self> {
-        let mut child = program(crate::binary("tendond")?)
-            .arg("--state-dir")
-            .arg(&state)
-            .stdout(Stdio::piped())
-            .spawn()
-            .context(|| "tendond does not start".into())?;
-        // Its first line says that it listens; a runner that refused ends, and then no command reaches it.
-        if let Some(stdout) = child.stdout.take() {
-            let mut line = String::new();
-            BufReader::new(stdout).read_line(&mut line).context(|| "tendond says nothing".into())?;
+        let mut tendond = program(crate::binary("tendond")?);
+        let child =
+            tendond.arg("--state-dir").arg(&state).spawn().context(|| "tendond does not start".into())?;
+        let mut runner = Self { state, child };
+        let (socket, begun) = (runner.state.join("run/tendond.sock"), Instant::now());
+        while UnixStream::connect(&socket).is_err() {
+            if begun.elapsed() > START_MAX || matches!(runner.child.try_wait(), Ok(Some(_))) {
+                return Err(BenchError::new("tendond does not listen"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Self { state, child })
+        Ok(runner)
     }
 
     fn tendon(&self) -> Result<Command> {
