@@ -3,6 +3,7 @@
 use std::process::Stdio;
 
 use testkit::Need;
+use testkit::kernel::{self, Kernel};
 
 use crate::shell::{Failure, capture, program, run, say, step};
 
@@ -26,7 +27,7 @@ struct Wanted {
 const PYTHON: &str = "tests that verify Python projects";
 const JAVASCRIPT: &str = "tests that verify JavaScript projects";
 
-const QEMU: &[&str] = &["qemu-system-x86", "linux-image-cloud-amd64", "e2fsprogs"];
+const QEMU: &[&str] = &["qemu-system-x86", "e2fsprogs", "kmod"];
 
 const WANTED: &[Wanted] = &[
     Wanted { need: Need::Bwrap, packages: &["bubblewrap"], why: "the sandbox tier", demo: true },
@@ -54,6 +55,10 @@ pub fn setup(purpose: For) -> Result<(), Failure> {
         }
     }
     install(&packages)?;
+    if purpose == For::Tests && Kernel::find().is_err() {
+        // A distribution may have no such package: then the tests that boot it are skipped, and say so.
+        unpack_kernel().unwrap_or_else(|failure| say(format_args!("no kernel to boot in QEMU: {failure}")));
+    }
     for wanted in WANTED.iter().filter(|wanted| wanted.demo) {
         wanted.need.probe().map_err(|reason| still_missing(wanted, &reason))?;
     }
@@ -81,20 +86,49 @@ fn install(packages: &[&str]) -> Result<(), Failure> {
              sudo apt-get update && sudo apt-get install --yes --no-install-recommends {list}\n"
         )));
     };
-    let apt = |args: &[&str]| {
-        let words: Vec<&str> =
-            sudo.iter().chain(["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"].iter()).copied().collect();
-        let mut command = program(words[0]);
-        command
-            .args(&words[1..])
-            .args(["-qq", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=120"])
-            .args(args);
-        command.stdin(Stdio::null());
-        command
+    apt(sudo, &["update"])?;
+    apt(sudo, &[&["install", "--yes", "--no-install-recommends"], packages].concat())
+}
+
+fn apt(sudo: &[&str], args: &[&str]) -> Result<(), Failure> {
+    let words: Vec<&str> =
+        sudo.iter().chain(["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"].iter()).copied().collect();
+    let mut command = program(words[0]);
+    command
+        .args(&words[1..])
+        .args(["-qq", "-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=120"])
+        .args(args);
+    run(command.stdin(Stdio::null()))
+}
+
+/// Downloads the kernel that tests boot, and unpacks it without installing it.
+fn unpack_kernel() -> Result<(), Failure> {
+    let depends = || {
+        let shown = capture(program("apt-cache").args(["show", "--no-all-versions", kernel::PACKAGE]))?;
+        let package = shown.lines().find_map(|line| line.strip_prefix("Depends: ")?.split([' ', ',']).next());
+        package.map(str::to_owned).ok_or_else(|| Failure::new(format!("there is no {}", kernel::PACKAGE)))
     };
-    run(&mut apt(&["update"]))?;
-    let args = [&["install", "--yes", "--no-install-recommends"], packages].concat();
-    run(&mut apt(&args))
+    let package = match (depends(), privilege()) {
+        (Err(_), Some(sudo)) => apt(sudo, &["update"]).and_then(|()| depends())?,
+        (found, _) => found?,
+    };
+    let dir = kernel::dir();
+    let unpacked = dir.with_extension("new");
+    for old in [&dir, &unpacked] {
+        match std::fs::remove_dir_all(old) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    std::fs::create_dir_all(&unpacked)?;
+    run(program("apt-get").args(["-qq", "download", &package]).current_dir(&unpacked))?;
+    let archive = std::fs::read_dir(&unpacked)?.flatten().map(|entry| entry.path()).next();
+    let archive = archive.ok_or_else(|| Failure::new("nothing was downloaded"))?;
+    run(program("dpkg-deb").arg("--extract").arg(&archive).arg(&unpacked))?;
+    std::fs::remove_file(&archive)?;
+    let version = package.trim_start_matches("linux-image-");
+    run(program("/usr/sbin/depmod").arg("--basedir").arg(&unpacked).arg(version))?;
+    Ok(std::fs::rename(&unpacked, &dir)?)
 }
 
 /// The words to put before a command that needs root, if this user has a way that asks for no password.

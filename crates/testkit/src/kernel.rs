@@ -1,10 +1,11 @@
-//! Debian's kernel for virtual machines, as its package lays it out: what a test boots in QEMU.
+//! Debian's kernel for virtual machines: what a test boots in QEMU. `cargo xtask setup` unpacks its package below the
+//! workspace's `target`; it is not installed, as it would become one that this machine may start with.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How the package names it.
-const SUFFIX: &str = "-cloud-amd64";
+/// The package that depends on the newest one.
+pub const PACKAGE: &str = "linux-image-cloud-amd64";
 
 /// The modules that a guest of ours needs: to reach its disk, and overlayfs.
 pub const MODULES: [&str; 3] = ["virtio_mmio", "virtio_blk", "overlay"];
@@ -19,18 +20,16 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The newest of those in `/boot` that this user may read.
+    /// The one that was unpacked.
     pub fn find() -> Result<Self, String> {
-        let entries = fs::read_dir("/boot").map_err(|error| format!("/boot: {error}"))?;
-        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let mut versions: Vec<String> =
-            names.filter_map(|name| Some(name.strip_prefix("vmlinuz-")?.to_owned())).collect();
-        versions.retain(|version| version.ends_with(SUFFIX));
-        versions.sort_by_key(|version| numbers(version));
-        let version = versions.pop().ok_or_else(|| format!("there is no /boot/vmlinuz-*{SUFFIX}"))?;
-        let image = Path::new("/boot").join(format!("vmlinuz-{version}"));
-        fs::File::open(&image).map_err(|error| format!("{}: {error}", image.display()))?;
-        let kernel = Kernel { image, modules: Path::new("/lib/modules").join(&version) };
+        let missing = || format!("there is no kernel in {}", dir().display());
+        let entries = fs::read_dir(dir().join("boot")).map_err(|_| missing())?;
+        let mut names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let version =
+            names.find_map(|name| Some(name.strip_prefix("vmlinuz-")?.to_owned())).ok_or_else(missing)?;
+        let modules = ["lib/modules", "usr/lib/modules"].map(|lib| dir().join(lib).join(&version));
+        let modules = modules.into_iter().find(|dir| dir.exists()).ok_or_else(missing)?;
+        let kernel = Kernel { image: dir().join("boot").join(format!("vmlinuz-{version}")), modules };
         kernel.dependencies().map(|_| kernel)
     }
 
@@ -60,9 +59,9 @@ impl Kernel {
     }
 }
 
-/// A version's numbers, so that 6.1.0-100 comes after 6.1.0-57.
-fn numbers(version: &str) -> Vec<u32> {
-    version.split(['.', '-']).filter_map(|part| part.parse().ok()).collect()
+/// Where it is unpacked.
+pub fn dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/kernel")
 }
 
 #[cfg(test)]
@@ -79,6 +78,5 @@ mod tests {
         let want = ["a/virtio_ring.ko", "a/virtio.ko", "b/virtio_blk.ko"].map(|file| dir.path().join(file));
         assert_eq!(files, want);
         assert!(kernel.module_files(&["blk"]).is_err());
-        assert!(numbers("6.1.0-100-cloud-amd64") > numbers("6.1.0-57-cloud-amd64"));
     }
 }
