@@ -18,7 +18,9 @@ pub fn soak(args: &[String]) -> Result<(), Failure> {
     setup(For::Tests)?;
     run(&mut cargo(&["build", "--workspace", "--bins"]))?;
     step("Soak: hours rather than minutes");
-    let mut soak = heavy(&["--profile", "soak"]);
+    let mut model = tests("vfs");
+    run(model.arg("stores_behave_like_maps_whatever_happens").env("MODEL_CASES", "500"))?;
+    let mut soak = tests("heavy");
     for (name, value) in
         [("HEAVY_IMAGES", "100"), ("HEAVY_SECONDS", "40"), ("HEAVY_KILLS", "200"), ("FUZZ_SECONDS", "300")]
     {
@@ -33,16 +35,15 @@ pub fn fuzz(args: &[String]) -> Result<(), Failure> {
     if seconds.parse::<u32>().is_err() {
         return Err(Failure::new(format!("`{seconds}` is not a number of seconds")));
     }
-    let mut fuzz = heavy(&["--profile", "soak"]);
+    let mut fuzz = tests("heavy");
     run(fuzz.args(["--test", "fuzz"]).env("FUZZ_SECONDS", seconds))
 }
 
-/// The test runner over the heavy tests alone. `profile` is nextest's; cargo's own runner has no limits to lift.
-fn heavy(profile: &[&str]) -> std::process::Command {
+/// The test runner over one package, without limits of time, which cargo's own runner has not.
+fn tests(package: &str) -> std::process::Command {
     if nextest() {
-        let mut command = cargo(&["nextest", "run", "--package", "heavy"]);
-        command.args(profile);
-        return command;
+        cargo(&["nextest", "run", "--profile", "soak", "--package", package])
+    } else {
+        cargo(&["test", "--package", package])
     }
-    cargo(&["test", "--package", "heavy"])
 }
