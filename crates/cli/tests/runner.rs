@@ -7,7 +7,7 @@ mod common;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Ran, Tendon, can_run};
+use common::{Ran, Tendon, can_run, long_sleep, runs};
 use testkit::process::command;
 use testkit::{binary, wait_until};
 
@@ -171,19 +171,14 @@ fn doctor_tells_what_the_host_can_do() {
     assert!(tendon.text(&["doctor"]).contains("tier sandbox"));
 }
 
-/// Starts a verify of a command that runs for ever; returns when it runs.
-fn verify_for_ever(tendon: &Tendon, repo: &testkit::GitRepo, seconds: &str) -> std::process::Child {
+/// Starts a verify of `command`, which runs for ever; returns when it runs.
+fn verify_for_ever(tendon: &Tendon, repo: &testkit::GitRepo, command: &str) -> std::process::Child {
     repo.file("a", "a").commit("first");
     tendon.text(&["base", "list"]);
-    let command = format!("sleep {seconds}");
     let child =
-        tendon.start(&["verify", "--repo", repo.path().to_str().unwrap(), "--check", &command, "--json"]);
-    wait_until("the command runs", Duration::from_secs(60), || runs(&command));
+        tendon.start(&["verify", "--repo", repo.path().to_str().unwrap(), "--check", command, "--json"]);
+    wait_until("the command runs", Duration::from_secs(60), || runs(command));
     child
-}
-
-fn runs(line: &str) -> bool {
-    command("pgrep").args(["-f", &format!("^{line}")]).output().unwrap().status.success()
 }
 
 #[test]
@@ -191,15 +186,15 @@ fn a_runner_that_is_told_to_end_cancels_and_reports() {
     if !can_run() {
         return;
     }
-    let (tendon, repo) = (Tendon::new(), testkit::GitRepo::new());
-    let child = verify_for_ever(&tendon, &repo, "4331");
+    let (tendon, repo, sleep) = (Tendon::new(), testkit::GitRepo::new(), long_sleep());
+    let child = verify_for_ever(&tendon, &repo, &sleep);
     let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
     testkit::process::run(command("kill").args(["-TERM", &pid]));
     let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);
     ran.expect(130);
     let report: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(report["cancelled"], true);
-    assert!(!runs("sleep 4331"));
+    assert!(!runs(&sleep));
     wait_until("the runner is gone", Duration::from_secs(20), || {
         !std::path::Path::new("/proc").join(&pid).exists()
     });
@@ -211,8 +206,8 @@ fn a_killed_runner_leaves_nothing_running_and_the_next_one_tidies_up() {
     if !can_run() {
         return;
     }
-    let (tendon, repo) = (Tendon::new(), testkit::GitRepo::new());
-    let child = verify_for_ever(&tendon, &repo, "4332");
+    let (tendon, repo, sleep) = (Tendon::new(), testkit::GitRepo::new(), long_sleep());
+    let child = verify_for_ever(&tendon, &repo, &sleep);
     let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
     testkit::process::run(command("kill").args(["-KILL", &pid]));
     let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);
@@ -221,7 +216,7 @@ fn a_killed_runner_leaves_nothing_running_and_the_next_one_tidies_up() {
     assert!(error["causes"].is_null(), "{error}");
     let log = tendon.state().join("logs/tendond.log");
     assert!(log.exists() && error["hint"].as_str().unwrap().contains(log.to_str().unwrap()), "{error}");
-    wait_until("the command is gone", Duration::from_secs(20), || !runs("sleep 4332"));
+    wait_until("the command is gone", Duration::from_secs(20), || !runs(&sleep));
     assert_eq!(tendon.json(0, &["branch", "list"])["branches"].as_array().unwrap().len(), 0);
     assert_eq!(tendon.json(0, &["audit", "verify"])["intact"], true);
 }

@@ -7,7 +7,7 @@ mod common;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use common::{Ran, Tendon, can_run, signal};
+use common::{Ran, Tendon, can_run, long_sleep, runs, signal};
 use proto::client::Client;
 use proto::path::JsonBytes;
 use serde_json::{Value, json};
@@ -249,7 +249,7 @@ fn a_command_that_runs_too_long_is_killed_with_all_it_started() {
     if !can_run() {
         return;
     }
-    let (tendon, repo) = (Tendon::new(), project());
+    let (tendon, repo, sleep) = (Tendon::new(), project(), long_sleep());
     let report = tendon.json(
         1,
         &[
@@ -259,12 +259,11 @@ fn a_command_that_runs_too_long_is_killed_with_all_it_started() {
             "--timeout",
             "2s",
             "--check",
-            "sh -c 'setsid sleep 4321 & sleep 4321'",
+            &format!("sh -c 'setsid {sleep} & {sleep}'"),
         ],
     );
     assert_eq!(outcomes(&report), ["timed_out"]);
-    let left = testkit::process::command("pgrep").args(["-f", "sleep 4321"]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+    assert!(!runs(&sleep));
 }
 
 #[test]
@@ -286,24 +285,12 @@ fn the_first_interrupt_cancels_and_still_reports() {
     if !can_run() {
         return;
     }
-    let (tendon, repo) = (Tendon::new(), project());
+    let (tendon, repo, sleep) = (Tendon::new(), project(), long_sleep());
     tendon.text(&["base", "list"]);
-    let args = [
-        "verify",
-        "--repo",
-        path(&repo),
-        "--json",
-        "--check",
-        "true",
-        "--check",
-        "sleep 4322",
-        "--check",
-        "true",
-    ];
+    let args =
+        ["verify", "--repo", path(&repo), "--json", "--check", "true", "--check", &sleep, "--check", "true"];
     let child = tendon.start(&args);
-    testkit::wait_until("the command runs", std::time::Duration::from_secs(60), || {
-        testkit::process::command("pgrep").args(["-f", "^sleep 4322"]).output().unwrap().status.success()
-    });
+    testkit::wait_until("the command runs", std::time::Duration::from_secs(60), || runs(&sleep));
     signal(&child, "INT");
     let ran = Ran::new(child.wait_with_output().unwrap(), &args);
     ran.expect(130);
@@ -370,18 +357,16 @@ fn a_client_that_vanishes_leaves_nothing() {
     if !can_run() {
         return;
     }
-    let (tendon, repo) = (Tendon::new(), project());
+    let (tendon, repo, sleep) = (Tendon::new(), project(), long_sleep());
     tendon.text(&["base", "list"]);
-    let mut child = tendon.start(&["verify", "--repo", path(&repo), "--check", "sleep 4323"]);
-    let runs =
-        || testkit::process::command("pgrep").args(["-f", "^sleep 4323"]).output().unwrap().status.success();
-    testkit::wait_until("the command runs", std::time::Duration::from_secs(60), runs);
+    let mut child = tendon.start(&["verify", "--repo", path(&repo), "--check", &sleep]);
+    testkit::wait_until("the command runs", std::time::Duration::from_secs(60), || runs(&sleep));
     // `timeout` and `tendon` are one group's parent and child: both go.
     let client = testkit::process::command("pgrep").args(["-P", &child.id().to_string()]).output().unwrap();
     let client = String::from_utf8(client.stdout).unwrap();
     testkit::process::run(testkit::process::command("kill").args(["-KILL", client.trim()]));
     child.wait().unwrap();
-    testkit::wait_until("the command is gone", std::time::Duration::from_secs(20), || !runs());
+    testkit::wait_until("the command is gone", std::time::Duration::from_secs(20), || !runs(&sleep));
     testkit::wait_until("the branch is gone", std::time::Duration::from_secs(20), || {
         tendon.json(0, &["branch", "list"])["branches"] == Value::Array(vec![])
     });

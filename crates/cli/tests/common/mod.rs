@@ -132,3 +132,13 @@ pub fn signal(child: &Child, name: &str) {
 pub fn wait_for(path: &Path) {
     testkit::wait_until(&format!("{} appears", path.display()), Duration::from_secs(60), || path.exists());
 }
+
+/// A command that sleeps for more than an hour, and that no other test of this machine runs.
+pub fn long_sleep() -> String {
+    format!("sleep 4321.{}", std::process::id())
+}
+
+/// Whether a process with this command line runs.
+pub fn runs(line: &str) -> bool {
+    testkit::process::command("pgrep").args(["-f", &format!("^{line}$")]).output().unwrap().status.success()
+}
