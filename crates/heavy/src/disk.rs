@@ -45,7 +45,7 @@ struct State {
 pub struct Disk {
     state: Arc<Mutex<State>>,
     file: PathBuf,
-    session: Option<BackgroundSession>,
+    session: BackgroundSession,
 }
 
 impl Disk {
@@ -55,7 +55,7 @@ impl Disk {
         let mut config = Config::default();
         config.mount_options.push(MountOption::FSName("tendon-test-disk".to_owned()));
         let session = fuser::spawn_mount(Server { state: Arc::clone(&state), size }, at, &config)?;
-        Ok(Self { state, file: at.join(NAME), session: Some(session) })
+        Ok(Self { state, file: at.join(NAME), session })
     }
 
     /// The file to put a loop device on.
@@ -69,14 +69,11 @@ impl Disk {
         lock(&self.state).log.len()
     }
 
-    /// Unmounts and returns the log.
-    pub fn into_replay(mut self) -> io::Result<Replay> {
-        if let Some(session) = self.session.take() {
-            session.umount_and_join()?;
-        }
+    /// Ends the disk and returns the log. A loop device that is still going away keeps it mounted, and keeps nothing else.
+    pub fn into_replay(self) -> Replay {
+        drop(self.session);
         let mut state = lock(&self.state);
-        let size = state.content.len();
-        Ok(Replay { log: std::mem::take(&mut state.log), content: vec![0; size], applied: 0 })
+        Replay { log: std::mem::take(&mut state.log), content: vec![0; state.content.len()], applied: 0 }
     }
 }
 

@@ -38,7 +38,7 @@ fn synced_files_survive_every_cut_and_others_may_not() {
         let end = disk.position();
         run(command("umount").arg(&mounted));
         drop(device);
-        let mut replay = disk.into_replay().unwrap();
+        let mut replay = disk.into_replay();
 
         let mut random = Random::new(7);
         let mut careless_lost = 0;

@@ -58,7 +58,7 @@ fn nothing_acknowledged_is_lost_when_the_power_goes() {
         drop(device);
         assert!(workload.acks.len() > 20, "the workload did next to nothing: {}", workload.acks.len());
 
-        let mut replay = disk.into_replay().expect("the log");
+        let mut replay = disk.into_replay();
         let images = heavy::count("HEAVY_IMAGES", IMAGES);
         let mut points: Vec<usize> = (0..images).map(|_| first + random.below(last - first)).collect();
         points.sort_unstable();
