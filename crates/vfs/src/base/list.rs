@@ -115,7 +115,7 @@ impl Nested<'_> {
         let staged = git.run(&["ls-files", "-z", "--stage"])?;
         for line in staged.split(|b| *b == 0).filter(|line| !line.is_empty()) {
             let Some(name) = line.splitn(2, |b| *b == b'\t').nth(1) else { continue };
-            let path = below(dir, name)?;
+            let Some(path) = below(dir, name)? else { continue };
             if line.starts_with(b"160000 ") {
                 nested.push(path);
             } else {
@@ -134,11 +134,11 @@ impl Nested<'_> {
             return Err(FreezeError::Read { path: shown(&work_tree.join(name)), source });
         }
         for name in others.split(|b| *b == 0).filter(|name| !name.is_empty()) {
-            match name.strip_suffix(b"/") {
-                Some(name) => nested.push(below(dir, name)?),
-                None => {
-                    self.out.paths.insert(below(dir, name)?);
-                }
+            let Some(path) = below(dir, name.strip_suffix(b"/").unwrap_or(name))? else { continue };
+            if name.ends_with(b"/") {
+                nested.push(path);
+            } else {
+                self.out.paths.insert(path);
             }
         }
         for path in nested {
@@ -199,9 +199,14 @@ pub(super) fn git_for(git_dir: &Path, work_tree: &Path) -> Git {
     }
 }
 
-fn below(dir: Option<&TreePath>, name: &[u8]) -> Result<TreePath, FreezeError> {
-    Ok(match dir {
+/// The path of `name` in the repository at `dir`. None for what a written index places in a `.git`: copied, it would be
+/// the configuration that git reads on the host.
+fn below(dir: Option<&TreePath>, name: &[u8]) -> Result<Option<TreePath>, FreezeError> {
+    if name.split(|b| *b == b'/').any(|part| part.eq_ignore_ascii_case(b".git")) {
+        return Ok(None);
+    }
+    Ok(Some(match dir {
         Some(dir) => TreePath::new([dir.as_bytes(), b"/", name].concat())?,
         None => TreePath::new(OsStr::from_bytes(name).as_bytes())?,
-    })
+    }))
 }

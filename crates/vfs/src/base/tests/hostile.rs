@@ -220,3 +220,38 @@ fn links_and_index_entries_that_lead_outside_are_not_followed() {
     let all = f.try_dir(repo.path(), true).unwrap();
     assert_eq!(f.files(&all), ["bait", "d"]);
 }
+
+#[test]
+fn what_an_index_places_in_a_git_directory_is_not_copied() {
+    if !have(Need::Git) {
+        return;
+    }
+    let marker = testkit::temp_dir("marker");
+    for (name, mode) in [(".git", 0o160_000_u32), (".git/config", 0o100_644), (".GIT/config", 0o100_644)] {
+        let (f, repo) = (Fixture::new(), GitRepo::new());
+        repo.file("a", "a").commit("one");
+        repo.file(".gitattributes", "* filter=trap\n");
+        let ran = marker.path().join("ran");
+        repo.git(&["config", "filter.trap.clean", &format!("touch {}; cat", ran.display())]);
+        let index = repo.path().join(".git/index");
+        let stat = std::fs::read(&index).unwrap()[12..72].to_vec();
+        let mut written = b"DIRC\0\0\0\x02\0\0\0\x02".to_vec();
+        for (name, mode) in [(name, mode), ("a", 0o100_644)] {
+            let mut entry = stat.clone();
+            entry[8..16].copy_from_slice(&[0, 0, 0, 1, 0, 0, 0, 0]);
+            entry[24..28].copy_from_slice(&mode.to_be_bytes());
+            entry.extend((name.len() as u16).to_be_bytes());
+            entry.extend(name.as_bytes());
+            entry.resize(entry.len() / 8 * 8 + 8, 0);
+            written.extend(entry);
+        }
+        let mut sum = sha1_smol::Sha1::new();
+        sum.update(&written);
+        written.extend(sum.digest().bytes());
+        std::fs::write(&index, written).unwrap();
+        let frozen =
+            f.store.freeze_dir(&DirSource { path: repo.path().to_owned(), include_ignored: false }, &|_| ());
+        assert!(!ran.exists(), "{name}: a command ran");
+        drop(frozen);
+    }
+}
