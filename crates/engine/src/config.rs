@@ -167,6 +167,14 @@ impl Settings {
                 ConfigError::Value { origin, text: one_line(&error.to_string()) }
             })?;
         }
+        for (key, id) in [("hand.uid", settings.policy.hand.uid), ("hand.gid", settings.policy.hand.gid)] {
+            // The last one means "leave it as it is" to the kernel, which is root's.
+            if id == 0 || id == u32::MAX {
+                let origin = origins.get(key).cloned().unwrap_or_default();
+                let text = format!("`{key}` is {id}: code in a hand must be nobody's that matters");
+                return Err(ConfigError::Value { origin, text });
+            }
+        }
         settings.origins = origins;
         Ok(settings)
     }
@@ -375,6 +383,15 @@ mod tests {
         assert_eq!(shown(&settings, "runner.warm_hands_max"), "9 from environment X");
         assert_eq!(shown(&settings, "runner.engine"), "\"copy\" from /etc/c.toml");
         assert_eq!(shown(&settings, "runner.warm_idle_ms_max"), "300000 from built-in");
+    }
+
+    #[test]
+    fn a_hand_is_never_given_roots_ids() {
+        for text in ["hand.uid = 0", "hand.uid = 4294967295", "hand.gid = 0", "hand.gid = 4294967295"] {
+            let error = Settings::from_layers(vec![layer("c.toml", text)]).unwrap_err();
+            assert!(error.to_string().contains("nobody's"), "{text}: {error}");
+        }
+        Settings::from_layers(vec![layer("c.toml", "hand.uid = 60601")]).unwrap();
     }
 
     #[test]
