@@ -9,6 +9,7 @@ use proto::api::BaseInfo;
 use proto::path::TreePath;
 use proto::verify::InlineFile;
 
+use super::list::in_git_dir;
 use super::{About, Cancel, Draft, FreezeError, seal};
 use crate::store::Store;
 
@@ -47,7 +48,7 @@ fn check(files: &[InlineFile]) -> Result<Checked<'_>, FreezeError> {
     let mut out = Checked::new();
     for file in files {
         let refuse = |problem: String| Err(FreezeError::Inline { path: file.path.clone(), problem });
-        if file.path.components().any(|part| part.eq_ignore_ascii_case(b".git")) {
+        if in_git_dir(file.path.as_bytes()) {
             return refuse("lies in a git directory".into());
         }
         let content = match file.content.decode() {

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -202,11 +201,16 @@ pub(super) fn git_for(git_dir: &Path, work_tree: &Path) -> Git {
 /// The path of `name` in the repository at `dir`. None for what a written index places in a `.git`: copied, it would be
 /// the configuration that git reads on the host.
 fn below(dir: Option<&TreePath>, name: &[u8]) -> Result<Option<TreePath>, FreezeError> {
-    if name.split(|b| *b == b'/').any(|part| part.eq_ignore_ascii_case(b".git")) {
+    if in_git_dir(name) {
         return Ok(None);
     }
     Ok(Some(match dir {
         Some(dir) => TreePath::new([dir.as_bytes(), b"/", name].concat())?,
-        None => TreePath::new(OsStr::from_bytes(name).as_bytes())?,
+        None => TreePath::new(name)?,
     }))
+}
+
+/// Whether a path leads into a `.git`, in any spelling that a file system without cases would take for one.
+pub(super) fn in_git_dir(path: &[u8]) -> bool {
+    path.split(|b| *b == b'/').any(|part| part.eq_ignore_ascii_case(b".git"))
 }
