@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -30,10 +31,11 @@ impl Tendon {
         self.dir.path().join("state")
     }
 
-    /// A command that is killed when it hangs.
+    /// A command that is killed when it hangs. `--foreground`, as `timeout` passes a signal on twice without: to its child,
+    /// and to the group that it makes.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = command("timeout");
-        command.args(["--signal=KILL", "120"]).arg(binary("tendon")).args(args);
+        command.args(["--foreground", "--signal=KILL", "120"]).arg(binary("tendon")).args(args);
         command.env("TENDON_STATE_DIR", self.state()).env("XDG_CONFIG_HOME", self.dir.path().join("config"));
         command.current_dir(self.dir.path()).stdin(Stdio::null());
         command
@@ -135,10 +137,12 @@ pub fn wait_for(path: &Path) {
 
 /// A command that sleeps for more than an hour, and that no other test of this machine runs.
 pub fn long_sleep() -> String {
-    format!("sleep 4321.{}", std::process::id())
+    static NEXT: AtomicUsize = AtomicUsize::new(4321);
+    // The unit ends the number: no such line begins another's.
+    format!("sleep {}.{}s", NEXT.fetch_add(1, Ordering::Relaxed), std::process::id())
 }
 
-/// Whether a process with this command line runs.
+/// Whether a process runs whose command line begins so.
 pub fn runs(line: &str) -> bool {
-    testkit::process::command("pgrep").args(["-f", &format!("^{line}$")]).output().unwrap().status.success()
+    command("pgrep").args(["-f", &format!("^{line}")]).output().unwrap().status.success()
 }
