@@ -328,12 +328,17 @@ impl Hand {
         Ok(())
     }
 
-    /// Kills all of it and returns when nothing is left.
+    /// Kills all of it and returns when nothing is left, or after [`STOP_PATIENCE`]: see [`Hand::is_gone`].
     pub async fn stop(&self) {
         self.inner.process.kill();
         if timeout(STOP_PATIENCE, self.inner.process.gone()).await.is_err() {
             tracing::error!("a hand was killed and is not gone");
         }
+    }
+
+    /// Whether no process of it is left.
+    pub fn is_gone(&self) -> bool {
+        self.inner.process.gone_already().is_some()
     }
 
     /// Why it is lost, if it is.

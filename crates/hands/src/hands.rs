@@ -252,19 +252,10 @@ impl Hands {
     pub async fn boot(&self, spec: HandSpec) -> Result<Hand, BootError> {
         let HandSpec { root, grant, env: more } = spec;
         let (hands, limits) = (self.clone(), grant.numbers);
-        let prepared = tokio::task::spawn_blocking(move || hands.prepare_one(root, &limits));
-        let (prepared, group) = prepared.await.map_err(|_| BootError::Ending)??;
-        let Prepared { plan, channel, stderr, info, degraded } = prepared;
-        let child = match self.inner.thread.spawn(plan).await {
-            Ok(child) => child,
-            Err(error) => {
-                remove_later(group);
-                return Err(error.into());
-            }
-        };
-        let process = Process::watch(child.pidfd, group, self.inner.thread.clone());
-        let booting = Booting(Some(Arc::clone(&process)));
-        tokio::spawn(listen(Arc::clone(&process), stderr));
+        // A task, so that it is never left halfway: what it made for a caller who is gone is killed.
+        let spawned = tokio::spawn(async move { hands.spawn_one(root, limits).await });
+        let Spawned { booting, process, channel, info, degraded } =
+            spawned.await.map_err(|_| BootError::Ending)??;
         let (link, findings) = first_words(&process, channel, info).await?;
         let mut judgement = judge(&findings, &self.inner.expect);
         if !judgement.problems.is_empty() {
@@ -282,6 +273,24 @@ impl Hands {
         more.into_iter().for_each(|(name, value)| set(&mut env, name, value));
         booting.done();
         Ok(Hand::new(link, process, &grant, confinement, env))
+    }
+
+    async fn spawn_one(&self, root: OwnedFd, limits: Limits) -> Result<Spawned, BootError> {
+        let hands = self.clone();
+        let prepared = tokio::task::spawn_blocking(move || hands.prepare_one(root, &limits));
+        let (prepared, group) = prepared.await.map_err(|_| BootError::Ending)??;
+        let Prepared { plan, channel, stderr, info, degraded } = prepared;
+        let child = match self.inner.thread.spawn(plan).await {
+            Ok(child) => child,
+            Err(error) => {
+                remove_later(group);
+                return Err(error.into());
+            }
+        };
+        let process = Process::watch(child.pidfd, group, self.inner.thread.clone());
+        let booting = Booting(Some(Arc::clone(&process)));
+        tokio::spawn(listen(Arc::clone(&process), stderr));
+        Ok(Spawned { booting, process, channel, info, degraded })
     }
 
     fn prepare_one(&self, root: OwnedFd, limits: &Limits) -> Result<(Prepared, Option<Group>), BootError> {
@@ -321,6 +330,15 @@ impl Hands {
     pub(crate) fn cgroups(&self) -> &Cgroups {
         &self.inner.cgroups
     }
+}
+
+/// A hand of which nothing is known yet.
+struct Spawned {
+    booting: Booting,
+    process: Arc<Process>,
+    channel: UnixStream,
+    info: OwnedFd,
+    degraded: Vec<String>,
 }
 
 /// Kills a hand whose boot is not completed.
