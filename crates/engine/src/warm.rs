@@ -10,6 +10,7 @@ use proto::error::{Code, Coded};
 use proto::ids::BranchId;
 use proto::verify::LimitInForce;
 use tokio::sync::OwnedMutexGuard;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
 use vfs::{Actor, Root, Writers};
 
@@ -328,10 +329,12 @@ impl WarmHands {
 
     /// Ends all hands, whatever runs in them.
     pub(crate) async fn end_all(&self, runner: &Runner) {
-        let all: Vec<(BranchId, Warm)> = self.slots().drain().collect();
-        for (branch, warm) in all {
-            stop(runner, &branch, warm).await;
+        let mut all = JoinSet::new();
+        for (branch, warm) in self.slots().drain() {
+            let runner = runner.clone();
+            all.spawn(async move { stop(&runner, &branch, warm).await });
         }
+        all.join_all().await;
     }
 
     /// Ends the hand that was idle longest when there are as many as may be.
