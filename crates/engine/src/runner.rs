@@ -20,6 +20,7 @@ use vfs::{Actor, ForkBusy, Root, Store};
 
 use crate::below::Below;
 use crate::config::Settings;
+use crate::disk::Disk;
 use crate::limits::RUNNING_MAX;
 use crate::warm::WarmHands;
 
@@ -49,6 +50,7 @@ pub(crate) struct Inner {
     pub(crate) hands: Hands,
     pub(crate) settings: Settings,
     pub(crate) warm: WarmHands,
+    pub(crate) disk: Disk,
     verifies: Mutex<HashMap<VerifyId, CancellationToken>>,
     pub(crate) execs: Mutex<HashMap<ExecId, mpsc::Sender<ExecControl>>>,
     /// Cancelled when the runner drains; every run's token is its child.
@@ -88,6 +90,7 @@ impl Runner {
             hands,
             settings: options.settings,
             warm,
+            disk: Disk::default(),
             verifies: Mutex::default(),
             execs: Mutex::default(),
             stopping: CancellationToken::new(),
@@ -96,6 +99,8 @@ impl Runner {
         let runner = Self { inner: Arc::new(inner) };
         runner.with_store(drop_orphans).await;
         runner.spawn(crate::warm::keep(runner.clone()));
+        runner.spawn(crate::warm::watch_background(runner.clone()));
+        runner.spawn(crate::disk::keep_room(runner.clone()));
         Ok(runner)
     }
 

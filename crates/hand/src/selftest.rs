@@ -111,14 +111,11 @@ fn opens(path: &Path) -> String {
         rustix::fs::open(path, flags, Mode::empty())?;
         Ok(())
     });
+    let closed = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied, io::ErrorKind::NotADirectory];
     match tried {
         Ok(()) => "open".into(),
-        Err(error) => match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::NotADirectory => {
-                format!("closed ({})", kind(&error))
-            }
-            _ => format!("open ({})", kind(&error)),
-        },
+        Err(error) if closed.contains(&error.kind()) => format!("closed ({})", kind(&error)),
+        Err(error) => format!("open ({})", kind(&error)),
     }
 }
 
