@@ -114,7 +114,10 @@ pub(crate) async fn run<E: Send + 'static>(mut call: Call<'_>, outlet: &mut Outl
 }
 
 async fn once<E: Send + 'static>(call: &mut Call<'_>, outlet: &mut Outlet<E>) -> (Outcome, Option<Reported>) {
-    call.hand.memory_peak_reset();
+    // Who runs beside it is measured, too.
+    if call.lease.is_none_or(Lease::is_alone) {
+        call.hand.memory_peak_reset();
+    }
     match call.hand.exec(call.exec.clone(), call.spec.clone()).await {
         Ok(exec) => {
             let mut stdin = call.stdin.take();

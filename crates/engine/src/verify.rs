@@ -483,6 +483,7 @@ fn ends(report: &CommandReport, keep_going: bool) -> bool {
         | Outcome::Signalled { .. }
         | Outcome::TimedOut { .. }
         | Outcome::NotStarted { .. }
+        | Outcome::Killed { .. }
         | Outcome::Skipped => false,
     };
     !report.outcome.passed() && (broken || report.phase == Phase::Setup || !keep_going)

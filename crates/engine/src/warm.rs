@@ -140,6 +140,11 @@ impl Lease {
         true
     }
 
+    /// Whether no other exec runs in the hand.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.runner.inner.warm.slots().get(&self.branch).is_none_or(|warm| warm.running.len() == 1)
+    }
+
     /// Whether other processes may write to the branch: another exec's, or what an earlier one left behind.
     pub(crate) fn writers(&self) -> Writers {
         if self.hand.is_gone() {

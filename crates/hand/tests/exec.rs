@@ -400,7 +400,7 @@ async fn code_that_kills_its_supervisor_ends_everything() {
     let ran = kit.sh("kill -STOP $PPID; kill -KILL $PPID; setsid sleep 60 & echo $! > p1; sleep 60").await;
     for outcome in [ran.outcome, run(other).await.outcome] {
         assert!(
-            matches!(&outcome, Outcome::HandLost { reason } if reason.contains("a supervisor process")),
+            matches!(&outcome, Outcome::Killed { reason } if reason.contains("a supervisor process")),
             "{outcome:?}"
         );
     }

@@ -447,7 +447,9 @@ impl Exec {
         };
         let outcome = match outcome {
             Outcome::Signalled { signal: SIGXFSZ } => exceeded("disk"),
-            Outcome::Exited { code: 1.. } | Outcome::Signalled { .. } if self.out_of_memory() => {
+            Outcome::Exited { code: 1.. } | Outcome::Signalled { .. } | Outcome::Killed { .. }
+                if self.out_of_memory() =>
+            {
                 exceeded("memory")
             }
             Outcome::HandLost { reason } => self.why_lost(reason).await,
@@ -456,6 +458,7 @@ impl Exec {
             | Outcome::TimedOut { .. }
             | Outcome::LimitExceeded { .. }
             | Outcome::NotStarted { .. }
+            | Outcome::Killed { .. }
             | Outcome::Cancelled
             | Outcome::Skipped) => other,
         };

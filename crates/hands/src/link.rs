@@ -507,7 +507,8 @@ impl Exec {
             Some(How::TimedOut(_)) => Outcome::TimedOut { wall_ms_max: self.wall_ms_max },
             Some(How::NotStarted(reason)) => Outcome::NotStarted { reason },
             Some(How::Cancelled(Cancelled {})) => Outcome::Cancelled,
-            Some(How::Lost(reason)) => Outcome::HandLost { reason },
+            // The hand itself says so, and lives.
+            Some(How::Lost(reason)) => Outcome::Killed { reason },
             None => Outcome::HandLost { reason: "the hand did not say how the command ended".into() },
         };
         ExecEvent::Ended {
@@ -521,7 +522,15 @@ impl Exec {
     }
 
     fn lost(&mut self, reason: String) -> ExecEvent {
-        self.ended(Exited { how: Some(How::Lost(reason)), ..Exited::default() })
+        self.over = true;
+        ExecEvent::Ended {
+            outcome: Outcome::HandLost { reason },
+            cpu_ms: 0,
+            wall_ms: 0,
+            lingering: false,
+            rss_bytes_max: 0,
+            processes_full: false,
+        }
     }
 }
 

@@ -166,6 +166,11 @@ pub enum Outcome {
     },
     /// The caller stopped it.
     Cancelled,
+    /// It was killed with all that ran in the hand, for what the code there did: it killed a process that holds it together.
+    Killed {
+        /// What happened.
+        reason: String,
+    },
     /// The hand died or stopped answering under it.
     HandLost {
         /// The cause, as far as it is known.

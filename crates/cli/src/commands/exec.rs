@@ -93,6 +93,10 @@ fn status(report: &ExecReport, app: &App<'_>) -> Outcome {
             app.output.note(&format!("went over the {limit} limit"));
             Ok(137)
         }
+        Ended::Killed { reason } => {
+            app.output.note(&format!("killed: {reason}"));
+            Ok(137)
+        }
         Ended::NotStarted { reason } => fail(Code::BadInput, reason.clone(), None),
         Ended::HandLost { reason } => fail(Code::HandLost, format!("the hand was lost: {reason}"), None),
         Ended::Cancelled | Ended::Skipped => Ok(130),

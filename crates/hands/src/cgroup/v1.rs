@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use policy::Limits;
 
 use super::mounts::Mount;
-use super::{CgroupError, Controllers, cpu_list, field, number, set};
+use super::{CgroupError, Controllers, Held, cpu_list, field, number, set};
 use crate::limits::{CPU_PERIOD_US, HAND_PIDS};
 
 const WANTED: [&str; 6] = ["memory", "cpu", "cpuacct", "cpuset", "pids", "freezer"];
@@ -129,10 +129,16 @@ impl Group {
         number(self.dir("memory")?, "memory.max_usage_in_bytes")
     }
 
-    pub fn memory_peak_reset(&self) {
-        if let Some(dir) = self.dir("memory") {
-            let _ = set(dir, "memory.max_usage_in_bytes", 0);
-        }
+    /// Whether that could be done.
+    pub fn memory_peak_reset(&self) -> bool {
+        self.dir("memory").is_some_and(|dir| set(dir, "memory.max_usage_in_bytes", 0).is_ok())
+    }
+
+    pub fn held(&self) -> Option<Held> {
+        let dir = self.dir("memory")?;
+        let used = ["total_rss", "total_shmem"].map(|key| field(dir, "memory.stat", key).unwrap_or(0));
+        let cache = number(dir, "memory.usage_in_bytes")?.saturating_sub(used.iter().sum());
+        Some(Held { cache, full: number(dir, "memory.failcnt")? })
     }
 
     pub fn oom_kills(&self) -> u64 {
