@@ -76,9 +76,7 @@ pub enum Stdin {
     /// Nothing: `/dev/null`.
     #[default]
     Null,
-    /// These bytes.
-    Bytes(Bytes),
-    /// What [`Exec::stdin`] is given, until it is closed.
+    /// What is written to [`Exec::take_stdin`], until that is dropped.
     Piped,
 }
 
@@ -353,7 +351,6 @@ impl ExecSpec {
             pty: self.pty.map(window),
             stdin: self.stdin != Stdin::Null,
             wall_ms_max: self.wall_ms_max.unwrap_or(0),
-            output_bytes_max: 0,
         };
         (start, self.stdin)
     }
@@ -378,19 +375,11 @@ fn inputs(start: Start, stdin: Stdin) -> (Inputs, Option<mpsc::Sender<ExecInput>
     let start = tokio_stream::once(ExecInput { input: Some(Input::Start(start)) });
     match stdin {
         Stdin::Null => (Inputs(Box::pin(start)), None),
-        Stdin::Bytes(bytes) => {
-            let chunks = tokio_stream::iter(chunks(bytes).map(stdin_message));
-            (Inputs(Box::pin(start.chain(chunks))), None)
-        }
         Stdin::Piped => {
             let (sender, receiver) = mpsc::channel(STDIN_CHUNKS_MAX);
             (Inputs(Box::pin(start.chain(ReceiverStream::new(receiver)))), Some(sender))
         }
     }
-}
-
-fn stdin_message(chunk: Bytes) -> ExecInput {
-    ExecInput { input: Some(Input::Stdin(chunk)) }
 }
 
 fn chunks(mut bytes: Bytes) -> impl Iterator<Item = Bytes> + Send {
@@ -459,19 +448,6 @@ impl Exec {
             return Some(event);
         }
         None
-    }
-
-    /// Puts bytes into the command's piped stdin; returns when there is room for more. False: it reads no more.
-    pub async fn stdin(&self, bytes: Bytes) -> bool {
-        match &self.stdin {
-            Some(sender) => send(sender, bytes).await,
-            None => false,
-        }
-    }
-
-    /// Ends the command's piped stdin.
-    pub fn close_stdin(&mut self) {
-        self.stdin = None;
     }
 
     /// Takes stdin away, to be filled by another task.
@@ -565,19 +541,15 @@ impl ExecStdin {
         self.started.wait_for(|started| *started).await.is_ok()
     }
 
-    /// See [`Exec::stdin`].
+    /// Puts bytes into the command's stdin; returns when there is room for more. False: it reads no more.
     pub async fn write(&self, bytes: Bytes) -> bool {
-        send(&self.sender, bytes).await
-    }
-}
-
-async fn send(sender: &mpsc::Sender<ExecInput>, bytes: Bytes) -> bool {
-    for chunk in chunks(bytes) {
-        if sender.send(stdin_message(chunk)).await.is_err() {
-            return false;
+        for chunk in chunks(bytes) {
+            if self.sender.send(ExecInput { input: Some(Input::Stdin(chunk)) }).await.is_err() {
+                return false;
+            }
         }
+        true
     }
-    true
 }
 
 /// The first cause counts.
@@ -638,7 +610,6 @@ mod tests {
         send(link.kill_all());
         send(link.closed());
         send(exec.cancel());
-        send(exec.stdin(Bytes::new()));
         send(exec.next_event());
         send(link.exec(id, spec));
     }

@@ -281,7 +281,7 @@ pub struct LimitInForce {
     pub name: String,
     /// Its value.
     pub value: u64,
-    /// By what: `cgroup2`, `cgroup1`, `rlimit`, `watch`, `deadline`; `None`: not enforced on this host.
+    /// By what: `cgroup2`, `cgroup1`, `host` (all that the machine has), `watch`, `deadline`; `None`: not enforced on this host.
     pub enforced_by: Option<String>,
 }
 

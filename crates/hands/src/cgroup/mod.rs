@@ -255,14 +255,6 @@ impl Group {
         }
     }
 
-    /// CPU time of all processes that were ever in it.
-    pub fn cpu_us(&self) -> Option<u64> {
-        match &self.kind {
-            Kind::V1(group) => group.cpu_us(),
-            Kind::V2(group) => group.cpu_us(),
-        }
-    }
-
     /// Asks for all processes to be stopped, or to go on. Whether it is done tells [`Group::is_frozen`].
     pub fn set_frozen(&self, frozen: bool) -> io::Result<()> {
         match &self.kind {

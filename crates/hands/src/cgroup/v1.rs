@@ -10,7 +10,7 @@ use super::mounts::Mount;
 use super::{CgroupError, Controllers, Held, cpu_list, field, number, set};
 use crate::limits::{CPU_PERIOD_US, HAND_PIDS};
 
-const WANTED: [&str; 6] = ["memory", "cpu", "cpuacct", "cpuset", "pids", "freezer"];
+const WANTED: [&str; 5] = ["memory", "cpu", "cpuset", "pids", "freezer"];
 
 /// The runner's directory in each hierarchy that it can use, by controller. Several controllers may share one.
 #[derive(Clone, Debug, Default)]
@@ -143,10 +143,6 @@ impl Group {
 
     pub fn oom_kills(&self) -> u64 {
         self.dir("memory").and_then(|dir| field(dir, "memory.oom_control", "oom_kill")).unwrap_or(0)
-    }
-
-    pub fn cpu_us(&self) -> Option<u64> {
-        Some(number(self.dir("cpuacct")?, "cpuacct.usage")? / 1000)
     }
 
     pub fn set_frozen(&self, frozen: bool) -> io::Result<()> {

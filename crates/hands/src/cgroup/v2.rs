@@ -210,10 +210,6 @@ impl Group {
         field(&self.dir, "memory.events", "oom_kill").unwrap_or(0)
     }
 
-    pub fn cpu_us(&self) -> Option<u64> {
-        field(&self.dir, "cpu.stat", "usage_usec")
-    }
-
     pub fn set_frozen(&self, frozen: bool) -> io::Result<()> {
         fs::write(self.dir.join("cgroup.freeze"), if frozen { "1" } else { "0" })
     }
@@ -260,13 +256,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
         write("memory.events", "low 0\nhigh 2\noom 3\noom_kill 4\noom_group_kill 0\n");
-        write("cpu.stat", "usage_usec 1234\nuser_usec 1000\n");
         write("memory.peak", "4096\n");
         write("cgroup.freeze", "1\n");
         write("cgroup.events", "populated 1\nfrozen 1\n");
         let peak = File::open(dir.path().join("memory.peak")).ok().map(Mutex::new);
         let group = Group { dir: dir.path().to_owned(), peak };
-        assert_eq!((group.oom_kills(), group.cpu_us()), (4, Some(1234)));
+        assert_eq!(group.oom_kills(), 4);
         assert_eq!((group.memory_peak(), group.memory_peak()), (Some(4096), Some(4096)));
         assert!(group.is_frozen().unwrap());
         write("memory.current", "1000000\n");
