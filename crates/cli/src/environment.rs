@@ -1,7 +1,7 @@
 //! What the command line takes from its environment: the one place that reads it.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use proto::error::ErrorBody;
 
@@ -24,7 +24,19 @@ pub(crate) fn state_dir(flag: Option<PathBuf>) -> Result<PathBuf, ErrorBody> {
                 Some("give one with --state-dir"),
             )
         })?;
-    if dir.is_absolute() { Ok(dir) } else { Ok(current_dir()?.join(dir)) }
+    let dir = if dir.is_absolute() { dir } else { current_dir()?.join(dir) };
+    Ok(resolved(&dir))
+}
+
+/// `dir` as the runner is to be told it: what it says may hold for this process alone (`/proc/self/cwd`). What does not
+/// exist yet stays as it is.
+fn resolved(dir: &Path) -> PathBuf {
+    let known = dir.ancestors().find_map(|part| Some((part, std::fs::canonicalize(part).ok()?)));
+    match known {
+        // By its components: what is joined with nothing would end in a slash.
+        Some((part, real)) => real.join(dir.strip_prefix(part).unwrap_or(dir)).components().collect(),
+        None => dir.to_owned(),
+    }
 }
 
 /// A directory that a variable names; a relative one is none, as XDG's specification has it.

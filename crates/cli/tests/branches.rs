@@ -402,7 +402,7 @@ fn a_wrong_path_is_told_with_what_to_do() {
     };
     let (good, author) = (repo.path().to_str().unwrap(), "A B <a@b>");
     export("", "x", author).expect(2).says("hint: name the directory");
-    export("nosuch", "x", author).expect(2).says("hint: name a git repository");
+    export("nosuch", "x", author).expect(2).says("hint: check the path");
     export(good, "", author).expect(2).says("hint: name a branch");
     export(good, "x", "nobody").expect(2).says("hint: write it as");
     tendon.run(&["verify", "--repo", good, "--pids", "4294967295", "--check", "true"]).expect(0);

@@ -10,12 +10,15 @@ fn refused(args: &[&str], says: &[&str]) {
     let tendon = Tendon::new();
     std::fs::write(tendon.dir.path().join("file"), "x").unwrap();
     std::fs::write(tendon.dir.path().join("typo.toml"), "check = [\"true\"]").unwrap();
+    std::fs::write(tendon.dir.path().join("good.toml"), "checks = [\"true\"]").unwrap();
     std::fs::write(tendon.dir.path().join("bad.toml"), "checks = [").unwrap();
     let mut command = tendon.command(args);
     command.env("TENDON_TENDOND", "/nonexistent/tendond");
     let ran = Ran::new(command.output().unwrap(), args);
     ran.expect(2);
-    assert_eq!(ran.stdout, "", "{args:?}");
+    if !args.contains(&"--json") {
+        assert_eq!(ran.stdout, "", "{args:?}");
+    }
     for text in says {
         ran.says(text);
     }
@@ -46,8 +49,34 @@ fn a_verify_that_makes_no_sense() {
     refused(&["verify", "--repo", ".", "--files", ".", "--check", "true"], &["cannot be used with"]);
     refused(
         &["verify", "--repo", ".", "--ref", "x", "--include-ignored", "--check", "true"],
-        &["needs a directory"],
+        &["needs a directory", "hint: leave out --ref"],
     );
+}
+
+#[test]
+fn an_option_that_would_mean_nothing_is_refused() {
+    let base = "base-0123456789abcdef";
+    for flag in [&["--ref", "main"][..], &["--include-ignored"]] {
+        let says = [&format!("{} has a meaning only with --repo", flag[0]) as &str, "hint: leave"];
+        for args in [
+            &["verify", "--check", "true", "--files", "."][..],
+            &["verify", "--check", "true", "--branch", "b"],
+            &["verify", "--spec", "good.toml"],
+            &["base", "freeze", "--files", "."],
+            &["branch", "create", "--files", "."],
+            &["branch", "create", "--base", base],
+            &["branch", "create"],
+        ] {
+            refused(&[args, flag].concat(), &says);
+        }
+    }
+    for option in [["--message", "x"], ["--author", "A <a@b>"]] {
+        for to in ["--patch", "--tar"] {
+            let args = ["branch", "export", "b", to, "f"];
+            refused(&[&args[..], &option].concat(), &["cannot be used with", to]);
+        }
+    }
+    refused(&["completions", "bash", "--json"], &["a script, not a record"]);
 }
 
 #[test]
@@ -62,6 +91,10 @@ fn a_spec_that_makes_no_sense() {
 fn a_command_that_is_none() {
     refused(&["verfiy"], &["unrecognized subcommand", "verify"]);
     refused(&["branch", "exec", "x"], &["required"]);
+    refused(&["branch", "create"], &["no source is named"]);
+    refused(&["branch", "export", "x"], &["export to what?"]);
+    refused(&["branch", "export", "x", "--git", "nowhere", "y"], &["nowhere", "No such file"]);
+    refused(&["branch", "read", "x", "../y"], &["name a path from the top"]);
     refused(&[], &["Usage"]);
 }
 

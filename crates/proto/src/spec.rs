@@ -162,7 +162,13 @@ fn source(value: &Value, base_dir: &Path) -> Result<Source, SpecError> {
     if let Some(repo) = table.get("repo") {
         let repo = text(repo, "source.repo", "a path or URL")?;
         let rev = table.get("ref").map(|rev| text(rev, "source.ref", "a ref or commit")).transpose()?;
+        if include_ignored && (rev.is_some() || is_url(OsStr::new(repo))) {
+            return Err(wrong("source.include_ignored", "false for a commit, which has no ignored files"));
+        }
         return Ok(repo_source(OsStr::new(repo), rev, include_ignored, base_dir));
+    }
+    if table.contains_key("include_ignored") {
+        return Err(wrong("source.include_ignored", "given only together with `repo`"));
     }
     if table.contains_key("ref") {
         return Err(wrong("source.ref", "given only together with `repo`"));

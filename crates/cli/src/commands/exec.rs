@@ -44,7 +44,7 @@ pub(crate) struct ExecArgs {
     limits: LimitArgs,
 }
 
-pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outcome {
+pub(crate) async fn run(args: ExecArgs, app: &App<'_>) -> Outcome {
     if args.argv.first().is_none_or(|first| first.is_empty()) {
         return Err(usage("the command is empty", Some("name a program, like: -- cargo test")));
     }
@@ -59,6 +59,7 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outco
         stdin: args.tty || !std::io::stdin().is_terminal(),
         pty: args.tty.then(window),
     };
+    let client = &app.client().await?;
     let path = format!("{}/exec", branch_path(&args.branch));
     let (sender, events) = client.duplex(&path, &request).await.map_err(ClientError::into_body)?;
     let raw = args.tty.then(RawTerminal::enter).flatten();

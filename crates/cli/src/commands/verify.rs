@@ -18,7 +18,7 @@ use proto::verify::{
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::source::{SourceArgs, find_branch};
+use super::source::{SourceArgs, find_branch, resolved};
 use super::{App, LimitArgs, body, branch_text, env_pair, file_error, host, usage};
 use crate::Outcome;
 use crate::environment::current_dir;
@@ -111,7 +111,14 @@ fn status(report: &Report) -> u8 {
 
 fn request(args: &VerifyArgs) -> Result<VerifyRequest, ErrorBody> {
     let mut request = match &args.spec {
-        Some(file) => read_spec(file)?,
+        Some(file) => {
+            let request = read_spec(file)?;
+            let given = args.source.names_one() || args.branch.is_some();
+            VerifyRequest {
+                source: if given { request.source } else { resolved(request.source)? },
+                ..request
+            }
+        }
         None => VerifyRequest {
             source: Source::Files { files: Vec::new() },
             setup: commands(&args.setup)?,
@@ -156,8 +163,11 @@ fn read_spec(file: &Path) -> Result<VerifyRequest, ErrorBody> {
     let opened = std::fs::File::open(file).map_err(|error| file_error("read the spec", file, &error))?;
     let read = opened.take(SPEC_BYTES_MAX as u64 + 1).read_to_string(&mut text);
     read.map_err(|error| file_error("read the spec", file, &error))?;
-    let dir = current_dir()?.join(file.parent().unwrap_or(Path::new("")));
-    parse_spec(&text, &dir).map_err(body)
+    let (here, own) = (current_dir()?, file.parent().unwrap_or(Path::new("")));
+    // What a descriptor names (`--spec <(…)`, `/dev/stdin`) has no directory of its own.
+    let real = std::fs::canonicalize(here.join(own)).unwrap_or_default();
+    let of_descriptor = ["/dev", "/proc"].iter().any(|top| real.starts_with(top));
+    parse_spec(&text, &if of_descriptor { here } else { here.join(own) }).map_err(body)
 }
 
 /// A verify that runs, and what is shown of it.
