@@ -142,13 +142,12 @@ fn a_path_means_what_it_means_to_who_names_it() {
     // The runner's current directory and its descriptors are others.
     tendon.text(&["branch", "create", "--files", "."]);
     let script = |script: &str| {
-        let mut command = tendon.command(&[]);
+        let command = tendon.command(&[]);
         let mut shell = testkit::process::command("sh");
         for (name, value) in command.get_envs() {
             shell.env(name, value.unwrap());
         }
         shell.args(["-c", script]).arg(command.get_args().nth(3).unwrap()).current_dir(repo.path());
-        drop(command.stdin(std::process::Stdio::null()));
         let ran = Ran::new(shell.output().unwrap(), &[script]);
         ran.expect(0);
         serde_json::from_str::<Value>(&ran.stdout).unwrap()
