@@ -90,7 +90,6 @@ fn a_spec_that_makes_no_sense() {
 #[test]
 fn a_command_that_is_none() {
     refused(&["verfiy"], &["unrecognized subcommand", "verify"]);
-    refused(&["branch", "exec", "x"], &["required"]);
     refused(&["branch", "create"], &["no source is named"]);
     refused(&["branch", "export", "x"], &["export to what?"]);
     refused(&["branch", "export", "x", "--git", "nowhere", "y"], &["nowhere", "No such file"]);
@@ -181,7 +180,6 @@ fn empty_and_endless_words_are_named() {
             &["branch", "drop", branch],
             &["branch", "diff", branch],
             &["branch", "fork", branch],
-            &["branch", "exec", branch, "--", "true"],
             &["branch", "at", "1", "--branch", branch],
             &["audit", "log", "--branch", branch],
             &["verify", "--branch", branch, "--check", "true"],
@@ -220,7 +218,7 @@ fn what_was_typed_does_not_drive_the_terminal() {
 fn bad_arguments_have_a_whole_record() {
     let tendon = Tendon::new();
     for (args, message, hint) in [
-        (&["branch", "exec"][..], "<BRANCH> <COMMAND>...", "--help"),
+        (&["branch", "drop"][..], "<BRANCH>", "--help"),
         (&["verfiy"], "unrecognized subcommand 'verfiy'", "a similar subcommand exists: 'verify'"),
         (&["branch"], "requires a subcommand", "--help"),
         (&["verify", "--memory", "much"], "`much` is not a size", "--help"),

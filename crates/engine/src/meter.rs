@@ -106,7 +106,7 @@ async fn once<E: Send>(call: &mut Call<'_>, outlet: &mut Outlet<E>) -> (Outcome,
             call.stdin = stdin;
             ended
         }
-        Err(error) => (Outcome::NotStarted { reason: chain(&error) }, None),
+        Err(error) => (Outcome::NotStarted { reason: chain(&error), program_missing: false }, None),
     }
 }
 

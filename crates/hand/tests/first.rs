@@ -70,7 +70,8 @@ async fn the_process_limit_is_named() {
     for _ in 0..3 {
         running.push(kit.exec(argv(&["sleep", "60"])).await);
     }
-    let limit = Outcome::NotStarted { reason: "the hand's process limit is reached".into() };
+    let limit =
+        Outcome::NotStarted { reason: "the hand's process limit is reached".into(), program_missing: false };
     assert_eq!(kit.sh("true").await.outcome, limit);
     // One less than that: not even a supervisor.
     let Some(kit) = Kit::confined(&["prlimit", "--nproc=1"]).await else { return };

@@ -486,7 +486,9 @@ impl Exec {
             Some(How::Code(code)) => Outcome::Exited { code },
             Some(How::Signal(signal)) => Outcome::Signalled { signal },
             Some(How::TimedOut(_)) => Outcome::TimedOut { wall_ms_max: self.wall_ms_max },
-            Some(How::NotStarted(reason)) => Outcome::NotStarted { reason },
+            Some(How::NotStarted(reason)) => {
+                Outcome::NotStarted { reason, program_missing: exited.program_missing }
+            }
             Some(How::Cancelled(Cancelled {})) => Outcome::Cancelled,
             Some(How::Lost(reason)) => Outcome::HandLost { reason },
             None => Outcome::HandLost { reason: "the hand did not say how the command ended".into() },

@@ -108,7 +108,10 @@ enum BranchCommand {
     #[command(after_help = "Examples:\n  tendon branch exec fix -- cargo test\n  \
                       tendon branch exec fix --timeout 2m -- sh -c 'make && ./test | tee log'\n  \
                       tendon branch exec fix --tty -- bash\n\n\
-                      124 is the exit status of a command that timed out, 137 of one that went over a limit.")]
+                      Exit status: the command's own, 128 and the number of the signal that ended it, or\n  \
+                      124 it timed out · 125 tendon failed: a bad option, no such branch, refused, the host's fault, …\n  \
+                      126 it can't be executed · 127 there is no such program · 130 cancelled · 137 it went over a limit\n\
+                      A command may end with each of these by itself: `outcome` in the record of --json tells.")]
     Exec(exec::ExecArgs),
     /// Print a file of a branch
     #[command(after_help = "Example:\n  tendon branch read fix src/lib.rs")]
@@ -183,6 +186,12 @@ struct PathArgs {
     branch: String,
     /// A path in the branch
     path: PathBuf,
+}
+
+impl BranchArgs {
+    pub(super) fn is_exec(&self) -> bool {
+        matches!(self.command, BranchCommand::Exec(_))
+    }
 }
 
 impl PathArgs {

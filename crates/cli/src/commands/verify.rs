@@ -1,6 +1,6 @@
 //! `tendon verify`: runs a project's own checks on a branch of it, in a sandbox.
 
-mod summary;
+pub(super) mod summary;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -102,6 +102,9 @@ pub struct Exited {
     /// With `not_started`: because the hand has as many processes as it may have.
     #[prost(bool, tag = "13")]
     pub processes_full: bool,
+    /// With `not_started`: because there is no such program.
+    #[prost(bool, tag = "14")]
+    pub program_missing: bool,
     #[prost(oneof = "exited::How", tags = "1, 2, 3, 4, 5, 6")]
     pub how: ::core::option::Option<exited::How>,
 }

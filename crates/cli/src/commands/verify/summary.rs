@@ -84,7 +84,7 @@ fn ended(outcome: &Outcome) -> String {
         Outcome::Signalled { signal } => format!("signal {signal}"),
         Outcome::TimedOut { wall_ms_max } => format!("timed out after {}", show_millis(*wall_ms_max)),
         Outcome::LimitExceeded { limit } => format!("went over the {limit} limit"),
-        Outcome::NotStarted { reason } => format!("not started: {}", one_line(reason)),
+        Outcome::NotStarted { reason, .. } => format!("not started: {}", one_line(reason)),
         Outcome::Cancelled => "cancelled".into(),
         Outcome::HandLost { reason } => format!("the hand was lost: {}", one_line(reason)),
         Outcome::Skipped => "skipped".into(),
@@ -135,17 +135,16 @@ fn print_changed(changed: &ChangedFiles, output: &Output) {
 
 fn print_confinement(confinement: &Confinement, output: &Output) {
     output.line(format!("tier     {}", confinement.tier));
-    let free: Vec<&str> = confinement
-        .limits
-        .iter()
-        .filter(|limit| limit.enforced_by.is_none())
-        .map(|limit| limit_word(&limit.name))
-        .collect();
-    if !free.is_empty() {
-        let note = output.paint(Paint::Yellow, "not enforced on this host");
-        output.line(format!("limits   {note}: {}", free.join(", ")));
+    for (word, text) in weaknesses(confinement) {
+        output.line(format!("{} {text}", output.paint(Paint::Yellow, word)));
     }
-    for degraded in &confinement.degraded {
-        output.line(format!("{} {}", output.paint(Paint::Yellow, "degraded:"), one_line(degraded)));
-    }
+}
+
+/// What does not protect as it should, each with the word in front.
+pub(in crate::commands) fn weaknesses(confinement: &Confinement) -> Vec<(&'static str, String)> {
+    let free = confinement.limits.iter().filter(|limit| limit.enforced_by.is_none());
+    let free: Vec<&str> = free.map(|limit| limit_word(&limit.name)).collect();
+    let limits = (!free.is_empty()).then(|| ("not enforced on this host:", free.join(", ")));
+    let degraded = confinement.degraded.iter().map(|degraded| ("degraded:", one_line(degraded)));
+    limits.into_iter().chain(degraded).collect()
 }
