@@ -12,18 +12,14 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// The state directory: the flag, `TENDON_STATE_DIR`, or XDG's state home.
+/// The state directory: see [`proto::place::state_dir`].
 pub(crate) fn state_dir(flag: Option<PathBuf>) -> Result<PathBuf, ErrorBody> {
-    let dir = flag
-        .or_else(|| variable("TENDON_STATE_DIR").map(PathBuf::from))
-        .or_else(|| home("XDG_STATE_HOME").map(|home| home.join("tendon")))
-        .or_else(|| home("HOME").map(|home| home.join(".local/state/tendon")))
-        .ok_or_else(|| {
-            usage(
-                "there is no state directory: HOME is not set to an absolute path",
-                Some("give one with --state-dir"),
-            )
-        })?;
+    let dir = proto::place::state_dir(flag, variable).ok_or_else(|| {
+        usage(
+            "there is no state directory: HOME is not set to an absolute path",
+            Some("give one with --state-dir"),
+        )
+    })?;
     let dir = if dir.is_absolute() { dir } else { current_dir()?.join(dir) };
     Ok(resolved(&dir))
 }
@@ -37,11 +33,6 @@ fn resolved(dir: &Path) -> PathBuf {
         Some((part, real)) => real.join(dir.strip_prefix(part).unwrap_or(dir)).components().collect(),
         None => dir.to_owned(),
     }
-}
-
-/// A directory that a variable names; a relative one is none, as XDG's specification has it.
-fn home(name: &str) -> Option<PathBuf> {
-    variable(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// The directory that relative paths are taken from.

@@ -82,7 +82,7 @@ fn an_option_that_would_mean_nothing_is_refused() {
 #[test]
 fn a_spec_that_makes_no_sense() {
     refused(&["verify", "--spec", "typo.toml"], &["unknown key `check`", "hint: did you mean `checks`?"]);
-    refused(&["verify", "--spec", "bad.toml"], &["the spec is not TOML"]);
+    refused(&["verify", "--spec", "bad.toml"], &["the spec is not TOML: line 1, column 11: unclosed array"]);
     refused(&["verify", "--spec", "nowhere.toml"], &["cannot read the spec", "No such file"]);
     refused(&["verify", "--spec", "typo.toml", "--check", "true"], &["cannot be used with"]);
 }
@@ -154,11 +154,12 @@ fn every_help_has_an_example() {
 #[test]
 fn numbers_that_are_none_are_named() {
     for number in ["", "-1", "x", "99999999999999999999999"] {
+        let is = if number.len() > 2 { "too large for a" } else { "not a" };
         for (option, says) in [
-            ("--memory", "not a size"),
-            ("--disk", "not a size"),
-            ("--cpus", "not a number of CPUs"),
-            ("--timeout", "not a duration"),
+            ("--memory", &format!("{is} size") as &str),
+            ("--disk", &format!("{is} size")),
+            ("--cpus", &format!("{is} number of CPUs")),
+            ("--timeout", &format!("{is} duration")),
             ("--pids", "write a whole number"),
         ] {
             let args = ["verify", "--repo", ".", "--check", "true", option, number];

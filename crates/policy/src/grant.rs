@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::Config;
 
 /// The least that a hand can live with; less is refused, because the hand itself would be killed.
-const MIN: Limits =
+pub(crate) const MIN: Limits =
     Limits { cpu_milli: 10, memory_bytes_max: 32 << 20, pids_max: 16, disk_bytes_max: 1, wall_ms_max: 1 };
 
 /// Linux's `PID_MAX_LIMIT`, less room for a hand's own processes: there are never more, and a control group takes no larger
@@ -229,8 +229,9 @@ impl Rule {
                 );
             }
         }
-        // A default above the bound is the operator's slip: the bound holds.
+        // A bound is one for the default, too: who sets it need not set both.
         let default = if most == 0 { self.default } else { self.default.min(most) };
+        // What is written somewhere is not less (see `Config::check`); a share of a tiny host may be.
         let value = self.asked.unwrap_or(default).max(least);
         Ok(LimitInForce { name: name.into(), value, enforced_by: self.by.clone() })
     }

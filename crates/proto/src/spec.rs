@@ -91,7 +91,7 @@ pub fn parse_spec(text: &str, base_dir: &Path) -> Result<VerifyRequest, SpecErro
         return Err(SpecError::Large(text.len()));
     }
     let table: Table =
-        text.parse().map_err(|error: toml::de::Error| SpecError::Toml(one_line(&error.to_string())))?;
+        text.parse().map_err(|error: toml::de::Error| SpecError::Toml(toml_problem(text, &error)))?;
     known_keys(&table, "", &TOP_KEYS)?;
     let source = match table.get("source") {
         Some(value) => source(value, base_dir)?,
@@ -310,15 +310,13 @@ fn shown(key: &str) -> String {
     key.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
-fn one_line(text: &str) -> String {
-    text.lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ")
-        .chars()
-        .take(400)
-        .collect()
+/// Where and why text is not TOML, in one line.
+pub fn toml_problem(text: &str, error: &toml::de::Error) -> String {
+    let why: String =
+        error.message().split_whitespace().collect::<Vec<_>>().join(" ").chars().take(200).collect();
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return why };
+    let (line, start) = (before.matches('\n').count() + 1, before.rfind('\n').map_or(0, |at| at + 1));
+    format!("line {line}, column {}: {why}", before[start..].chars().count() + 1)
 }
 
 #[cfg(test)]
