@@ -89,7 +89,7 @@ pub(crate) struct App<'a> {
 impl App<'_> {
     /// A client of the runner, which is started if none runs.
     async fn client(&self) -> Result<Client, ErrorBody> {
-        crate::runner::connect(&self.state_dir).await
+        crate::runner::connect(&self.state_dir, self.output).await
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod commands;
 mod environment;
+mod life;
 mod output;
 mod runner;
 

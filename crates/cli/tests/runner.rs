@@ -70,6 +70,43 @@ fn stop_ends_it_and_the_next_call_starts_another() {
 }
 
 #[test]
+fn stop_returns_when_the_runner_has_ended() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo, sleep) = (Tendon::new(), testkit::GitRepo::new(), long_sleep());
+    // It takes its time to end: only a kill ends it.
+    let child = verify_for_ever(&tendon, &repo, &format!("sh -c \"trap '' TERM; exec {sleep}\""), &sleep);
+    let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
+    tendon.text(&["runner", "stop"]);
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    assert!(state.is_empty() || state.contains(") Z "), "it lives: {state}");
+    assert!(!runs(&sleep));
+    // The next one has the state directory at once, without waiting for anybody.
+    std::fs::File::open(tendon.state().join("lock")).unwrap().try_lock().unwrap();
+    Ran::new(child.wait_with_output().unwrap(), &["verify"]).expect(130);
+}
+
+#[test]
+fn a_command_waits_for_a_runner_that_is_ending() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo, sleep) = (Tendon::new(), testkit::GitRepo::new(), long_sleep());
+    let child = verify_for_ever(&tendon, &repo, &format!("sh -c \"trap '' TERM; exec {sleep}\""), &sleep);
+    let first = tendon.json(0, &["runner", "status"])["runner"]["pid"].clone();
+    let stop = tendon.start(&["runner", "stop"]);
+    wait_until("nobody listens any more", Duration::from_secs(30), || {
+        !tendon.state().join("run/tendond.sock").exists()
+    });
+    assert_ne!(tendon.json(0, &["config", "list"]), serde_json::Value::Null);
+    assert_ne!(tendon.json(0, &["runner", "status"])["runner"]["pid"], first);
+    // Whose end it waits for is the first one's, though another listens now.
+    Ran::new(stop.wait_with_output().unwrap(), &["runner", "stop"]).expect(0);
+    Ran::new(child.wait_with_output().unwrap(), &["verify"]).expect(130);
+}
+
+#[test]
 fn a_private_runner_ends_when_nobody_needs_it() {
     if !can_run() {
         return;
@@ -215,13 +252,18 @@ fn doctor_tells_what_the_host_can_do() {
     assert!(tendon.text(&["doctor"]).contains("tier sandbox"));
 }
 
-/// Starts a verify of `command`, which runs for ever; returns when it runs.
-fn verify_for_ever(tendon: &Tendon, repo: &testkit::GitRepo, command: &str) -> std::process::Child {
+/// Starts a verify of `command`, which runs for ever; returns when `line` of it runs.
+fn verify_for_ever(
+    tendon: &Tendon,
+    repo: &testkit::GitRepo,
+    command: &str,
+    line: &str,
+) -> std::process::Child {
     repo.file("a", "a").commit("first");
     tendon.text(&["base", "list"]);
     let child =
         tendon.start(&["verify", "--repo", repo.path().to_str().unwrap(), "--check", command, "--json"]);
-    wait_until("the command runs", Duration::from_secs(60), || runs(command));
+    wait_until("the command runs", Duration::from_secs(60), || runs(line));
     child
 }
 
@@ -231,7 +273,7 @@ fn a_runner_that_is_told_to_end_cancels_and_reports() {
         return;
     }
     let (tendon, repo, sleep) = (Tendon::new(), testkit::GitRepo::new(), long_sleep());
-    let child = verify_for_ever(&tendon, &repo, &sleep);
+    let child = verify_for_ever(&tendon, &repo, &sleep, &sleep);
     let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
     testkit::process::run(command("kill").args(["-TERM", &pid]));
     let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);
@@ -251,7 +293,7 @@ fn a_killed_runner_leaves_nothing_running_and_the_next_one_tidies_up() {
         return;
     }
     let (tendon, repo, sleep) = (Tendon::new(), testkit::GitRepo::new(), long_sleep());
-    let child = verify_for_ever(&tendon, &repo, &sleep);
+    let child = verify_for_ever(&tendon, &repo, &sleep, &sleep);
     let pid = tendon.json(0, &["runner", "status"])["runner"]["pid"].to_string();
     testkit::process::run(command("kill").args(["-KILL", &pid]));
     let ran = Ran::new(child.wait_with_output().unwrap(), &["verify"]);

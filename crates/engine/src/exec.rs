@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use vfs::{Actor, Writers};
 
 use crate::below::Below;
+use crate::disk;
 use crate::id;
 use crate::limits::{CONTROLS_MAX, EVENTS_MAX, RUNNING_MAX};
 use crate::meter::{self, Call, LEFTOVERS_ENDED, Outlet, Passed};
@@ -114,9 +115,11 @@ async fn run(
     let grant = runner.grant(&request.limits).map_err(below)?;
     let (grant_wall_ms, disk_bytes_max) = (grant.numbers.wall_ms_max, grant.numbers.disk_bytes_max);
     let confined = grant.limits.clone();
+    disk::check_room(runner).await.map_err(below)?;
     let lease = runner.inner.warm.lease(runner, &branch, grant, &actor).await.map_err(below)?;
-    let measured = branch.clone();
-    let size = runner.with_store(move |store| store.branch_disk_bytes(&measured)).await.map_err(below)?;
+    let size = disk::used(runner, &branch, &lease.hand).await.map_err(ExecError::Below)?;
+    let disk_bytes_end = size.saturating_add(disk_bytes_max);
+    lease.set_disk_bytes_end(disk_bytes_end);
     let detail =
         join_command(&argv.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect::<Vec<_>>());
     let spec = ExecSpec {
@@ -132,7 +135,8 @@ async fn run(
     let _controlled = Controlled(runner, exec.clone());
     let _ = events.send(ExecLine::Started { exec: exec.clone() }).await;
     let event = Box::new(|fd, bytes| ExecLine::Output { fd, bytes });
-    let mut outlet = Outlet { events: events.clone(), passed: Passed::All(event), logs: None };
+    let mut outlet =
+        Outlet { events: events.clone(), passed: Passed::All { event, waiting: None }, logs: None };
     let cancel = runner.inner.stopping.child_token();
     let call = Call {
         runner,
@@ -142,7 +146,8 @@ async fn run(
         exec: &exec,
         spec,
         cancel: &cancel,
-        disk_bytes_end: size.saturating_add(disk_bytes_max),
+        disk_bytes_end,
+        watched: &lease.watched,
         stdin: request.stdin.then_some(stdin),
         control: Some(control),
     };
@@ -157,6 +162,8 @@ async fn run(
         Writers::Gone => store.scan(&scanned, &actor, Some(&detail)),
     });
     let scan = scan.await.map_err(below)?;
+    let mut warnings = runner.inner.warm.take_notices(&branch);
+    warnings.extend(ended.leftovers_ended.then(|| LEFTOVERS_ENDED.to_owned()));
     let mut confinement = lease.hand.confinement();
     confinement.limits = confined;
     Ok(ExecReport {
@@ -170,7 +177,7 @@ async fn run(
         changed: scan.changed,
         audit: scan.first_seq.zip(scan.last_seq),
         lingering: ended.lingering,
-        warnings: ended.leftovers_ended.then(|| LEFTOVERS_ENDED.to_owned()).into_iter().collect(),
+        warnings,
         confinement,
     })
 }

@@ -4,6 +4,7 @@
 
 mod below;
 pub mod config;
+mod disk;
 mod doctor;
 pub mod exec;
 mod id;

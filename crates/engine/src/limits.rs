@@ -16,6 +16,12 @@ pub const COMMANDS_MAX: usize = 1000;
 pub const RUNNING_MAX: usize = 256;
 /// How often the bytes that a branch added are compared with their limit.
 pub const DISK_WATCH_EVERY: Duration = Duration::from_secs(1);
+/// What is kept free of the state directory's disk, so that the audit can be written: this, or a 50th of a smaller disk.
+pub const DISK_FREE_BYTES_MIN: u64 = 512 << 20;
+/// The same for inodes.
+pub const DISK_FREE_INODES_MIN: u64 = 20_000;
+/// How long hands are looked at to find the one that writes most.
+pub const DISK_BLAME_TIME: Duration = Duration::from_millis(200);
 /// How often a branch is captured while background processes of an exec live.
 pub const CAPTURE_EVERY: Duration = Duration::from_secs(2);
 /// Events that wait for a caller who reads slowly; then the command's output waits.

@@ -9,10 +9,12 @@ use proto::ids::{BranchId, ExecId};
 use proto::path::JsonBytes;
 use proto::verify::Outcome;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::limits::{CANCEL_GRACE, DISK_WATCH_EVERY};
+use crate::disk::{self, Watched};
+use crate::limits::CANCEL_GRACE;
 use crate::logs::StreamLog;
 use crate::recent::Recent;
 use crate::runner::Runner;
@@ -30,6 +32,7 @@ pub(crate) struct Call<'a> {
     pub(crate) cancel: &'a CancellationToken,
     /// The branch may not be larger than this.
     pub(crate) disk_bytes_end: u64,
+    pub(crate) watched: &'a Watched,
     /// The command's standard input.
     pub(crate) stdin: Option<mpsc::Receiver<Vec<u8>>>,
     /// What else the caller wants of it.
@@ -47,7 +50,11 @@ pub(crate) struct Outlet<E> {
 /// What of the output the caller is sent.
 pub(crate) enum Passed<E> {
     /// All; the command waits for a slow caller.
-    All(Box<dyn Fn(u8, JsonBytes) -> E + Send + Sync>),
+    All {
+        event: Box<dyn Fn(u8, JsonBytes) -> E + Send + Sync>,
+        /// For what the caller has no room yet.
+        waiting: Option<E>,
+    },
     /// The latest of it, now and then; the command waits for nobody.
     Recent(Recent<E>),
     /// Nothing.
@@ -70,7 +77,7 @@ pub(crate) const LEFTOVERS_ENDED: &str =
     "background processes of earlier commands filled the process limit and were ended";
 
 /// Runs it.
-pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> Ended {
+pub(crate) async fn run<E: Send + 'static>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> Ended {
     let started = Instant::now();
     let (mut outcome, mut reported) = once(&mut call, outlet).await;
     let leftovers_ended =
@@ -78,6 +85,16 @@ pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> 
     if leftovers_ended {
         tracing::warn!(branch = %call.branch, exec = %call.exec, "{LEFTOVERS_ENDED}");
         (outcome, reported) = once(&mut call, outlet).await;
+    }
+    if call.hand.lost().is_some() {
+        // What it ran may go on while nobody hears of it: not while its branch is captured.
+        call.hand.stop().await;
+    }
+    if let Outcome::LimitExceeded { limit } = &outcome
+        && limit == disk::DISK
+    {
+        // What it left running would go on filling the disk.
+        end_leftovers(&call).await;
     }
     if let Passed::Recent(recent) = &mut outlet.passed {
         recent.finish(&outlet.events, call.cancel).await;
@@ -96,7 +113,7 @@ pub(crate) async fn run<E: Send>(mut call: Call<'_>, outlet: &mut Outlet<E>) -> 
     }
 }
 
-async fn once<E: Send>(call: &mut Call<'_>, outlet: &mut Outlet<E>) -> (Outcome, Option<Reported>) {
+async fn once<E: Send + 'static>(call: &mut Call<'_>, outlet: &mut Outlet<E>) -> (Outcome, Option<Reported>) {
     call.hand.memory_peak_reset();
     match call.hand.exec(call.exec.clone(), call.spec.clone()).await {
         Ok(exec) => {
@@ -134,14 +151,14 @@ struct Reported {
     processes_full: bool,
 }
 
-async fn follow<E: Send>(
+async fn follow<E: Send + 'static>(
     call: &mut Call<'_>,
     mut exec: hands::Exec,
     stdin: &mut Option<mpsc::Receiver<Vec<u8>>>,
     outlet: &mut Outlet<E>,
 ) -> (Outcome, Option<Reported>) {
-    let mut watch = interval(DISK_WATCH_EVERY);
-    watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let outgrown = disk::outgrown(call.runner, call.branch, call.hand, call.disk_bytes_end);
+    tokio::pin!(outgrown);
     // Beside the output: a command that writes before it has read all must not wait for itself.
     let feed = feed(exec.take_stdin(), stdin);
     tokio::pin!(feed);
@@ -151,8 +168,9 @@ async fn follow<E: Send>(
     loop {
         let stopping = stop.is_some();
         tokio::select! {
-            event = exec.next_event() => match event {
-                Some(ExecEvent::Output { fd, bytes }) => outlet.put(fd, &bytes, call.cancel).await,
+            // While the caller has not taken the last output, the command waits, and nothing else does.
+            event = exec.next_event(), if stopping || !outlet.waits() => match event {
+                Some(ExecEvent::Output { fd, bytes }) => outlet.put(fd, &bytes),
                 Some(ExecEvent::Ended { outcome, cpu_ms, wall_ms, lingering, rss_bytes_max, processes_full }) => {
                     let outcome = stop.map_or(outcome, |(why, _)| why);
                     let reported = Reported { cpu_ms, wall_ms, lingering, rss_bytes_max, processes_full };
@@ -163,33 +181,40 @@ async fn follow<E: Send>(
                     return (stop.map_or(Outcome::HandLost { reason }, |(why, _)| why), None);
                 }
             },
-            () = gone(call.cancel, &outlet.events), if !stopping => {
-                stop = Some((Outcome::Cancelled, Instant::now() + CANCEL_GRACE));
-                let _ = exec.cancel().await;
-            }
+            room = outlet.events.clone().reserve_owned(), if outlet.waits() => outlet.pass_on(room.ok()),
+            () = gone(call.cancel, &outlet.events), if !stopping => stop = Some(end(&exec, Outcome::Cancelled)),
             () = end_of(&stop), if stopping => {
                 call.hand.stop().await;
                 return (stop.map_or(Outcome::Cancelled, |(why, _)| why), None);
             }
-            _ = watch.tick(), if !stopping => {
-                if outgrown(call).await {
-                    stop = Some((Outcome::LimitExceeded { limit: "disk".into() }, Instant::now() + CANCEL_GRACE));
-                    let _ = exec.cancel().await;
-                }
-            }
+            () = &mut outgrown, if !stopping => stop = Some(end(&exec, exceeded(disk::DISK))),
+            () = call.watched.starved.cancelled(), if !stopping => stop = Some(end(&exec, exceeded(disk::DISK_FREE))),
             () = outlet.due() => outlet.send_recent(),
             () = &mut feed, if !fed => fed = true,
             control = next(&mut call.control) => match control {
                 // If it is over, or the hand is lost, that comes as an event.
-                Some(ExecControl::Signal { signal }) => drop(exec.signal(signal).await),
+                Some(ExecControl::Signal { signal }) => drop(timeout(CANCEL_GRACE, exec.signal(signal)).await),
                 Some(ExecControl::Resize { size }) => {
-                    drop(exec.resize(hands::Size { rows: size.rows, cols: size.cols }).await);
+                    let size = hands::Size { rows: size.rows, cols: size.cols };
+                    drop(timeout(CANCEL_GRACE, exec.resize(size)).await);
                 }
                 Some(ExecControl::Cancel {}) => call.cancel.cancel(),
                 None => call.control = None,
             },
         }
     }
+}
+
+/// Begins to end a command; says why, and when its hand is ended if it does not end.
+fn end(exec: &hands::Exec, why: Outcome) -> (Outcome, Instant) {
+    let control = exec.control();
+    // If that fails the hand is ended.
+    tokio::spawn(async move { drop(control.cancel().await) });
+    (why, Instant::now() + CANCEL_GRACE)
+}
+
+fn exceeded(limit: &str) -> Outcome {
+    Outcome::LimitExceeded { limit: limit.into() }
 }
 
 /// Passes standard input on until it ends, or the command takes no more.
@@ -227,30 +252,18 @@ async fn next(control: &mut Option<mpsc::Receiver<ExecControl>>) -> Option<ExecC
     }
 }
 
-/// Whether the branch is larger than it may be. If it can't be measured the command goes on: the next tick tries again.
-async fn outgrown(call: &Call<'_>) -> bool {
-    let branch = call.branch.clone();
-    match call.runner.with_store(move |store| store.branch_disk_bytes(&branch)).await {
-        Ok(bytes) => bytes > call.disk_bytes_end,
-        Err(error) => {
-            tracing::warn!(branch = %call.branch, %error, "the size of a branch can't be measured");
-            false
-        }
-    }
-}
-
 impl<E: Send> Outlet<E> {
-    /// Logs and passes on; does not wait for a caller who cancelled.
-    async fn put(&mut self, fd: u8, bytes: &[u8], cancel: &CancellationToken) {
+    /// Logs it and passes it on, or keeps it until the caller takes it. One that is kept already is given up, as happens only
+    /// when the command is being ended.
+    fn put(&mut self, fd: u8, bytes: &[u8]) {
         if let Some(log) = self.logs.as_mut().and_then(|logs| logs.get_mut(usize::from(fd == 2))) {
             log.add(bytes);
         }
         match &mut self.passed {
-            Passed::All(event) => {
-                let event = event(fd, JsonBytes::new(bytes));
-                tokio::select! {
-                    _ = self.events.send(event) => {}
-                    () = cancel.cancelled() => {}
+            Passed::All { event, waiting } => {
+                if let Err(TrySendError::Full(event)) = self.events.try_send(event(fd, JsonBytes::new(bytes)))
+                {
+                    *waiting = Some(event);
                 }
             }
             Passed::Recent(recent) => {
@@ -261,6 +274,19 @@ impl<E: Send> Outlet<E> {
         }
     }
 
+    /// Whether output waits for the caller.
+    fn waits(&self) -> bool {
+        matches!(&self.passed, Passed::All { waiting: Some(_), .. })
+    }
+
+    /// Passes on what waits; without room nobody listens any more.
+    fn pass_on(&mut self, room: Option<mpsc::OwnedPermit<E>>) {
+        let Passed::All { waiting, .. } = &mut self.passed else { return };
+        if let (Some(event), Some(room)) = (waiting.take(), room) {
+            room.send(event);
+        }
+    }
+
     /// Returns when there is something to tell of late.
     async fn due(&self) {
         match &self.passed {
@@ -268,7 +294,7 @@ impl<E: Send> Outlet<E> {
                 Some(at) => sleep_until(at).await,
                 None => pending().await,
             },
-            Passed::All(_) | Passed::Nothing => pending().await,
+            Passed::All { .. } | Passed::Nothing => pending().await,
         }
     }
 

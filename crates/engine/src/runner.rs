@@ -20,6 +20,7 @@ use vfs::{Actor, ForkBusy, Root, Store};
 
 use crate::below::Below;
 use crate::config::Settings;
+use crate::disk::Disk;
 use crate::limits::RUNNING_MAX;
 use crate::warm::WarmHands;
 
@@ -49,6 +50,7 @@ pub(crate) struct Inner {
     pub(crate) hands: Hands,
     pub(crate) settings: Settings,
     pub(crate) warm: WarmHands,
+    pub(crate) disk: Disk,
     verifies: Mutex<HashMap<VerifyId, CancellationToken>>,
     pub(crate) execs: Mutex<HashMap<ExecId, mpsc::Sender<ExecControl>>>,
     /// Cancelled when the runner drains; every run's token is its child.
@@ -88,6 +90,7 @@ impl Runner {
             hands,
             settings: options.settings,
             warm,
+            disk: Disk::default(),
             verifies: Mutex::default(),
             execs: Mutex::default(),
             stopping: CancellationToken::new(),
@@ -96,6 +99,8 @@ impl Runner {
         let runner = Self { inner: Arc::new(inner) };
         runner.with_store(drop_orphans).await;
         runner.spawn(crate::warm::keep(runner.clone()));
+        runner.spawn(crate::warm::watch_background(runner.clone()));
+        runner.spawn(crate::disk::keep_room(runner.clone()));
         Ok(runner)
     }
 
@@ -130,8 +135,30 @@ impl Runner {
         Blocking::run(move || work(&store)).await
     }
 
-    /// Forks a branch: at once if nothing runs on it, else from a frozen moment.
+    /// Runs something as a task of its own, which goes on to its end when the caller goes away, and which draining awaits.
+    async fn whole<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
+        match self.inner.tasks.spawn(work).await {
+            Ok(value) => value,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                // Only a runtime that is shut down cancels tasks.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    /// Forks a branch: at once if nothing runs on it, else from a frozen moment. A caller that goes away does not end it.
     pub async fn fork(
+        &self,
+        branch: BranchId,
+        name: Option<String>,
+        actor: Actor,
+    ) -> Result<BranchInfo, Below> {
+        let runner = self.clone();
+        self.whole(async move { runner.fork_now(branch, name, actor).await }).await
+    }
+
+    async fn fork_now(
         &self,
         branch: BranchId,
         name: Option<String>,
@@ -139,14 +166,13 @@ impl Runner {
     ) -> Result<BranchInfo, Below> {
         let _turn = self.inner.warm.turn(&branch).await;
         if let Some((hand, writer)) = self.inner.warm.running_hand(&branch) {
-            hand.freeze().await.map_err(FreezeError).map_err(Below::new)?;
-            let parent = branch.clone();
+            let frozen = Frozen::new(hand, branch.clone()).await.map_err(FreezeError).map_err(Below::new)?;
             // What runs wrote what is found now, and not who forks. Of several execs the oldest is named.
             let forked = self.with_store(move |store| {
                 store.fork_branch(&branch, name.as_deref(), &actor, ForkBusy::Frozen(&writer))
             });
             let forked = forked.await.map_err(Below::new);
-            thaw(&hand, &parent).await;
+            frozen.thaw().await;
             return forked;
         }
         self.inner.warm.end(self, &branch).await.map_err(Below::new)?;
@@ -165,11 +191,15 @@ impl Runner {
         .await
     }
 
-    /// Drops a branch on which nothing runs.
+    /// Drops a branch on which nothing runs. A caller that goes away does not end it.
     pub async fn drop_branch(&self, branch: BranchId, actor: Actor) -> Result<(), Below> {
-        let _turn = self.inner.warm.turn(&branch).await;
-        self.inner.warm.end(self, &branch).await.map_err(Below::new)?;
-        self.with_store(move |store| store.drop_branch(&branch, &actor)).await.map_err(Below::new)
+        let runner = self.clone();
+        let drop = async move {
+            let _turn = runner.inner.warm.turn(&branch).await;
+            runner.inner.warm.end(&runner, &branch).await.map_err(Below::new)?;
+            runner.with_store(move |store| store.drop_branch(&branch, &actor)).await.map_err(Below::new)
+        };
+        self.whole(drop).await
     }
 
     /// Cancels a verify; `false` if none of that id runs.
@@ -271,6 +301,34 @@ struct CloneError {
 impl Coded for CloneError {
     fn code(&self) -> Code {
         Code::HostBroken
+    }
+}
+
+/// A hand that stands still. It is thawed whatever happens to who froze it.
+struct Frozen {
+    hand: Option<Hand>,
+    branch: BranchId,
+}
+
+impl Frozen {
+    async fn new(hand: Hand, branch: BranchId) -> Result<Self, hands::FreezeError> {
+        hand.freeze().await?;
+        Ok(Self { hand: Some(hand), branch })
+    }
+
+    async fn thaw(mut self) {
+        if let Some(hand) = self.hand.take() {
+            thaw(&hand, &self.branch).await;
+        }
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        if let Some(hand) = self.hand.take() {
+            let branch = self.branch.clone();
+            tokio::spawn(async move { thaw(&hand, &branch).await });
+        }
     }
 }
 

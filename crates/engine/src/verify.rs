@@ -15,11 +15,13 @@ use proto::verify::{
     VerifyEvent, VerifyRequest,
 };
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use vfs::{Actor, Cancel, Clock as _, DirSource, GitSource, SystemClock};
 
 use crate::below::Below;
+use crate::disk::{self, Watched};
 use crate::id;
 use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
@@ -159,6 +161,7 @@ struct Ground {
 struct Stage<'a> {
     branch: &'a BranchId,
     hand: &'a Hand,
+    watched: &'a Watched,
     logs: &'a Path,
     disk_bytes_max: u64,
 }
@@ -263,26 +266,25 @@ impl Run<'_> {
         let (root, mount) = self.runner.root(&ground.branch).await.map_err(VerifyError::Below)?;
         let disk_bytes_max = grant.numbers.disk_bytes_max;
         let spec = HandSpec { root: mount, grant, env: self.request.env.clone() };
-        let hand = tokio::select! {
-            hand = self.runner.hands().boot(spec) => hand.map_err(below)?,
-            () = self.cancel.cancelled() => return Ok(ran),
-        };
+        disk::check_room(self.runner).await.map_err(below)?;
+        // To its end, which is near, also when it is cancelled: the hand must be gone before its branch is.
+        let hand = self.runner.hands().boot(spec).await.map_err(below)?;
         ran.confinement = Some(hand.confinement());
-        let stage = Stage { branch: &ground.branch, hand: &hand, logs: &logs, disk_bytes_max };
+        let watched = self.runner.inner.disk.watch(self.runner, &ground.branch, &hand);
+        let stage =
+            Stage { branch: &ground.branch, hand: &hand, watched: &watched, logs: &logs, disk_bytes_max };
         let result = self.commands(&stage, &mut ran).await;
         // What the hand's background processes wrote last is captured after they are gone.
         hand.stop().await;
+        ran.lingering = !hand.is_gone();
         drop(root);
-        ran.lingering = false;
         result?;
         let last = self.scan(&ground.branch, &Actor::verify(&self.id), None, &mut ran).await;
         last.map(|_| ran)
     }
 
     async fn commands(&self, stage: &Stage<'_>, ran: &mut Ran) -> Result<(), VerifyError> {
-        let branch = stage.branch.clone();
-        let size =
-            self.runner.with_store(move |store| store.branch_disk_bytes(&branch)).await.map_err(below)?;
+        let size = disk::used(self.runner, stage.branch, stage.hand).await.map_err(VerifyError::Below)?;
         let disk_bytes_end = size.saturating_add(stage.disk_bytes_max);
         let setup = self.request.setup.iter().map(|argv| (Phase::Setup, argv));
         let all = setup.chain(self.request.checks.iter().map(|argv| (Phase::Check, argv)));
@@ -293,10 +295,10 @@ impl Run<'_> {
                 continue;
             }
             let index = u32::try_from(index).unwrap_or(u32::MAX);
-            let _ = self.events.send(VerifyEvent::Started { index, phase, argv: argv.clone() }).await;
+            self.tell(VerifyEvent::Started { index, phase, argv: argv.clone() }).await;
             let report = self.command(stage, index, (phase, argv), disk_bytes_end, ran).await?;
             ended = stage.hand.lost().is_some() || ends(&report, self.request.keep_going);
-            let _ = self.events.send(VerifyEvent::Ended { index, report: Box::new(report.clone()) }).await;
+            self.tell(VerifyEvent::Ended { index, report: Box::new(report.clone()) }).await;
             ran.commands.push(report);
         }
         Ok(())
@@ -338,12 +340,15 @@ impl Run<'_> {
             spec,
             cancel: &self.cancel,
             disk_bytes_end,
+            watched: stage.watched,
             stdin: None,
             control: None,
         };
         let ended = meter::run(call, &mut outlet).await;
         // What an earlier command left behind may write as well.
         ran.lingering |= ended.lingering;
+        // A hand that is lost was ended.
+        ran.lingering &= !stage.hand.is_gone();
         if ended.leftovers_ended {
             ran.warnings.push(format!("before `{}`: {LEFTOVERS_ENDED}", join_command(argv)));
         }
@@ -388,7 +393,17 @@ impl Run<'_> {
     }
 
     async fn progress(&self, message: &str) {
-        let _ = self.events.send(VerifyEvent::Progress { message: message.to_owned() }).await;
+        self.tell(VerifyEvent::Progress { message: message.to_owned() }).await;
+    }
+
+    /// Tells the caller; does not wait for one who cancelled.
+    async fn tell(&self, event: VerifyEvent) {
+        if let Err(TrySendError::Full(event)) = self.events.try_send(event) {
+            tokio::select! {
+                _ = self.events.send(event) => {}
+                () = self.cancel.cancelled() => {}
+            }
+        }
     }
 }
 
@@ -457,7 +472,7 @@ fn ends(report: &CommandReport, keep_going: bool) -> bool {
     let broken = match &report.outcome {
         Outcome::HandLost { .. } | Outcome::Cancelled => true,
         // The branch stays too large.
-        Outcome::LimitExceeded { limit } => limit == "disk",
+        Outcome::LimitExceeded { limit } => limit == disk::DISK || limit == disk::DISK_FREE,
         Outcome::Exited { .. }
         | Outcome::Signalled { .. }
         | Outcome::TimedOut { .. }

@@ -10,12 +10,14 @@ use proto::error::{Code, Coded};
 use proto::ids::BranchId;
 use proto::verify::LimitInForce;
 use tokio::sync::OwnedMutexGuard;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
 use vfs::{Actor, Root, Writers};
 
 use crate::below::Below;
 use crate::config::RunnerConfig;
-use crate::limits::{CAPTURE_EVERY, MOUNT_IDLE_MAX};
+use crate::disk::{self, Watched};
+use crate::limits::{CAPTURE_EVERY, DISK_WATCH_EVERY, MOUNT_IDLE_MAX};
 use crate::meter::{chain, ended_leftovers};
 use crate::runner::Runner;
 
@@ -71,6 +73,8 @@ pub(crate) struct WarmHands {
     slots: Mutex<HashMap<BranchId, Warm>>,
     /// Branches on which a verify runs, in a hand of its own.
     taken: Mutex<HashSet<BranchId>>,
+    /// What became of background processes, for the next who runs something on the branch.
+    notices: Mutex<HashMap<BranchId, Vec<String>>>,
     /// Held while a branch's hand starts or ends, or the branch is forked or dropped.
     turns: Mutex<HashMap<BranchId, Arc<tokio::sync::Mutex<()>>>>,
     idle_max: Duration,
@@ -85,6 +89,9 @@ struct Warm {
     used: Instant,
     /// Whose background processes may still write.
     lingering: Option<Actor>,
+    /// The branch may not be larger than this: set by the last exec that started.
+    disk_bytes_end: u64,
+    watched: Arc<Watched>,
     /// The branch stays mounted as long as its hand lives.
     _root: Root,
 }
@@ -95,9 +102,17 @@ pub(crate) struct Lease {
     branch: BranchId,
     actor: Actor,
     pub(crate) hand: Hand,
+    pub(crate) watched: Arc<Watched>,
 }
 
 impl Lease {
+    /// Sets how large the branch may be, for what the exec leaves running, too.
+    pub(crate) fn set_disk_bytes_end(&self, bytes: u64) {
+        if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
+            warm.disk_bytes_end = bytes;
+        }
+    }
+
     /// Notes that the exec left processes behind.
     pub(crate) fn lingering(&self) {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
@@ -127,6 +142,12 @@ impl Lease {
 
     /// Whether other processes may write to the branch: another exec's, or what an earlier one left behind.
     pub(crate) fn writers(&self) -> Writers {
+        if self.hand.is_gone() {
+            return Writers::Gone;
+        }
+        if self.hand.lost().is_some() {
+            return Writers::MayLive;
+        }
         let slots = self.runner.inner.warm.slots();
         match slots.get(&self.branch) {
             Some(warm) if warm.running.len() > 1 || warm.lingering.is_some() => Writers::MayLive,
@@ -161,6 +182,7 @@ impl WarmHands {
         Self {
             slots: Mutex::default(),
             taken: Mutex::default(),
+            notices: Mutex::default(),
             turns: Mutex::default(),
             idle_max: Duration::from_millis(config.warm_idle_ms_max),
             hands_max: config.warm_hands_max as usize,
@@ -209,12 +231,13 @@ impl WarmHands {
 
     /// Waits until nothing else starts, ends, forks or drops on the branch.
     pub(crate) async fn turn(&self, branch: &BranchId) -> OwnedMutexGuard<()> {
-        let turn = {
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-            turns.entry(branch.clone()).or_default().clone()
-        };
-        turn.lock_owned().await
+        self.turn_lock(branch).lock_owned().await
+    }
+
+    fn turn_lock(&self, branch: &BranchId) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        turns.entry(branch.clone()).or_default().clone()
     }
 
     /// A place on the branch's hand, which is booted if there is none, or if it is idle and has other limits.
@@ -238,16 +261,19 @@ impl WarmHands {
         let numbers = policy::Limits { wall_ms_max: u64::MAX, ..grant.numbers };
         let spec = HandSpec { root: mount, grant: Grant { numbers, ..grant }, env: Vec::new() };
         let hand = runner.hands().boot(spec).await.map_err(below)?;
+        let watched = runner.inner.disk.watch(runner, branch, &hand);
         let warm = Warm {
             hand: hand.clone(),
             limits,
             running: vec![actor.clone()],
             used: Instant::now(),
             lingering: None,
+            disk_bytes_end: u64::MAX,
+            watched: watched.clone(),
             _root: root,
         };
         self.slots().insert(branch.clone(), warm);
-        Ok(Lease { runner: runner.clone(), branch: branch.clone(), actor: actor.clone(), hand })
+        Ok(Lease { runner: runner.clone(), branch: branch.clone(), actor: actor.clone(), hand, watched })
     }
 
     fn join(
@@ -259,12 +285,13 @@ impl WarmHands {
     ) -> Option<Lease> {
         let mut slots = self.slots();
         let warm = slots.get_mut(branch)?;
-        if warm.hand.lost().is_some() || !same_hand(&warm.limits, limits) {
+        let ends = warm.hand.lost().is_some() || warm.watched.starved.is_cancelled();
+        if ends || !same_hand(&warm.limits, limits) {
             return None;
         }
         warm.running.push(actor.clone());
         let (runner, branch, actor) = (runner.clone(), branch.clone(), actor.clone());
-        Some(Lease { runner, branch, actor, hand: warm.hand.clone() })
+        Some(Lease { runner, branch, actor, hand: warm.hand.clone(), watched: warm.watched.clone() })
     }
 
     /// Ends the branch's hand, if it is idle. The caller holds the branch's turn.
@@ -302,27 +329,43 @@ impl WarmHands {
 
     /// Ends all hands, whatever runs in them.
     pub(crate) async fn end_all(&self, runner: &Runner) {
-        let all: Vec<(BranchId, Warm)> = self.slots().drain().collect();
-        for (branch, warm) in all {
-            stop(runner, &branch, warm).await;
+        let mut all = JoinSet::new();
+        for (branch, warm) in self.slots().drain() {
+            let runner = runner.clone();
+            all.spawn(async move { stop(&runner, &branch, warm).await });
         }
+        all.join_all().await;
     }
 
     /// Ends the hand that was idle longest when there are as many as may be.
     async fn make_room(&self, runner: &Runner) {
-        let oldest = {
-            let mut slots = self.slots();
+        let mut idle: Vec<(Instant, BranchId)> = {
+            let slots = self.slots();
             if slots.len() < self.hands_max {
                 return;
             }
-            let idle =
-                slots.iter().filter(|(_, warm)| warm.running.is_empty()).min_by_key(|(_, warm)| warm.used);
-            let oldest = idle.map(|(branch, _)| branch.clone());
-            oldest.and_then(|branch| slots.remove(&branch).map(|warm| (branch, warm)))
+            let idle = slots.iter().filter(|(_, warm)| warm.running.is_empty());
+            idle.map(|(branch, warm)| (warm.used, branch.clone())).collect()
         };
-        if let Some((branch, warm)) = oldest {
-            stop(runner, &branch, warm).await;
+        idle.sort_by_key(|(used, _)| *used);
+        for (_, branch) in idle {
+            // One whose turn another has is in use; waiting for it could be waiting for each other.
+            let Ok(_turn) = self.turn_lock(&branch).try_lock_owned() else { continue };
+            if self.end(runner, &branch).await.is_ok() {
+                return;
+            }
         }
+    }
+
+    /// Notes what became of background processes of the branch.
+    fn notice(&self, branch: &BranchId, text: String) {
+        let mut notices = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
+        notices.entry(branch.clone()).or_default().push(text);
+    }
+
+    /// What there is to tell the next who runs something on the branch.
+    pub(crate) fn take_notices(&self, branch: &BranchId) -> Vec<String> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner).remove(branch).unwrap_or_default()
     }
 
     fn slots(&self) -> MutexGuard<'_, HashMap<BranchId, Warm>> {
@@ -374,6 +417,45 @@ async fn capture(runner: &Runner, branch: &BranchId, actor: &Actor, writers: Wri
         }
     }
 }
+
+/// Ends hands whose background processes make their branch too large, until the runner ends.
+pub(crate) async fn watch_background(runner: Runner) {
+    let mut tick = interval(DISK_WATCH_EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // Those that were too large a tick ago: what runs beside them has had the time to end by itself.
+    let mut before = HashSet::new();
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {}
+            () = runner.inner.stopping.cancelled() => return,
+        }
+        let warm = &runner.inner.warm;
+        let lingering: Vec<(BranchId, Hand, u64)> = {
+            let slots = warm.slots();
+            let lingering = slots.iter().filter(|(_, warm)| warm.lingering.is_some());
+            lingering.map(|(branch, warm)| (branch.clone(), warm.hand.clone(), warm.disk_bytes_end)).collect()
+        };
+        let mut over = HashSet::new();
+        for (branch, hand, end) in lingering {
+            if hand.lost().is_some()
+                || matches!(disk::used(&runner, &branch, &hand).await, Ok(bytes) if bytes <= end)
+            {
+                continue;
+            }
+            if before.contains(&branch) {
+                tracing::warn!(%branch, "{BACKGROUND_OUTGREW}");
+                warm.notice(&branch, BACKGROUND_OUTGREW.to_owned());
+                hand.stop().await;
+            }
+            over.insert(branch);
+        }
+        before = over;
+    }
+}
+
+/// What people are told of that.
+const BACKGROUND_OUTGREW: &str =
+    "background processes of earlier commands made the branch larger than it may be and were ended";
 
 /// Captures what background processes write, and ends idle hands, until the runner ends.
 pub(crate) async fn keep(runner: Runner) {

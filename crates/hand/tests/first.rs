@@ -10,8 +10,8 @@ mod kit;
 
 use std::time::{Duration, Instant};
 
-use hands::link::ExecSpec;
-use kit::{Kit, argv, run, sh};
+use hands::link::{ExecEvent, ExecSpec};
+use kit::{Kit, run, sh};
 use proto::verify::Outcome;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -47,7 +47,8 @@ async fn it_bears_signals_and_reaps_orphans() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn code_that_kills_everything_it_can_ends_only_itself() {
     let Some(kit) = Kit::confined(&[]).await else { return };
-    let other = kit.exec(sh("sleep 60")).await;
+    let mut other = kit.exec(sh("echo up; sleep 60")).await;
+    assert!(matches!(other.next_event().await, Some(ExecEvent::Output { .. })));
     // kill -1 reaches every process but process 1 and itself: supervisors, too.
     let ran = kit.sh("setsid sleep 60 & setsid sleep 60 & kill -9 -1; sleep 60").await;
     for outcome in [ran.outcome, run(other).await.outcome] {
@@ -56,10 +57,12 @@ async fn code_that_kills_everything_it_can_ends_only_itself() {
             "{outcome:?}"
         );
     }
-    // What was killed takes a moment to be gone.
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    // The hand, a supervisor, the shell, ls and wc.
-    assert_eq!(kit.sh("ls -d /proc/[0-9]* | wc -l").await.text(), "5");
+    // The hand, a supervisor, the shell, ls and wc; what was killed takes a moment to be gone.
+    let since = Instant::now();
+    while kit.sh("ls -d /proc/[0-9]* | wc -l").await.text() != "5" {
+        assert!(since.elapsed() < Duration::from_secs(20), "something is left");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -68,7 +71,10 @@ async fn the_process_limit_is_named() {
     let Some(kit) = Kit::confined(&["prlimit", "--nproc=8"]).await else { return };
     let mut running = Vec::new();
     for _ in 0..3 {
-        running.push(kit.exec(argv(&["sleep", "60"])).await);
+        // Waits for its first output: only then it takes all its places.
+        let mut exec = kit.exec(sh("echo up; exec sleep 60")).await;
+        assert!(matches!(exec.next_event().await, Some(ExecEvent::Output { .. })));
+        running.push(exec);
     }
     let limit =
         Outcome::NotStarted { reason: "the hand's process limit is reached".into(), program_missing: false };

@@ -21,6 +21,7 @@ use crate::cgroup::Group;
 use crate::limits::{FREEZE_PATIENCE, STOP_PATIENCE};
 use crate::link::{self, ExecControl, ExecEvent, ExecSpec, ExecStdin, FileContent, Link, LinkError, Size};
 use crate::spawner::SpawnThread;
+use crate::usage;
 
 /// Sent to a process that writes a file beyond its size limit.
 const SIGXFSZ: i32 = 25;
@@ -38,6 +39,8 @@ struct Inner {
     confinement: Confinement,
     env: Vec<(String, String)>,
     wall_ms_max: u64,
+    /// The file system of its branch.
+    dev: u64,
 }
 
 impl Drop for Inner {
@@ -52,7 +55,7 @@ pub(crate) struct Process {
     /// bubblewrap's monitor.
     monitor: OwnedFd,
     /// The first process inside.
-    first: OnceLock<OwnedFd>,
+    first: OnceLock<(i32, OwnedFd)>,
     group: Option<Group>,
     stderr: Mutex<Vec<u8>>,
     stopping: AtomicBool,
@@ -79,8 +82,8 @@ impl Process {
     }
 
     /// Tells which process is the first inside.
-    pub fn set_first(&self, pidfd: OwnedFd) {
-        let _ = self.first.set(pidfd);
+    pub fn set_first(&self, pid: i32, pidfd: OwnedFd) {
+        let _ = self.first.set((pid, pidfd));
     }
 
     /// Keeps the end of what bubblewrap and the hand write to standard error.
@@ -112,7 +115,7 @@ impl Process {
     }
 
     fn kill_first(&self) {
-        if let Some(first) = self.first.get() {
+        if let Some((_, first)) = self.first.get() {
             let _ = pidfd_send_signal(first, Signal::KILL);
         }
     }
@@ -133,7 +136,7 @@ impl Process {
         let how = reap(self.monitor.as_fd()).ok().flatten();
         // bubblewrap's parent-death signal does this too, a moment later.
         self.kill_first();
-        if let Some(first) = self.first.get() {
+        if let Some((_, first)) = self.first.get() {
             let _ = timeout(STOP_PATIENCE, ended(first)).await;
         }
         let reason = self.reason(how);
@@ -176,7 +179,7 @@ impl Drop for Process {
         }
         self.kill();
         let deadline = std::time::Instant::now() + STOP_PATIENCE;
-        for pidfd in [Some(&self.monitor), self.first.get()].into_iter().flatten() {
+        for pidfd in [Some(&self.monitor), self.first.get().map(|(_, first)| first)].into_iter().flatten() {
             while runs(pidfd) && std::time::Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -221,9 +224,10 @@ impl Hand {
         grant: &Grant,
         confinement: Confinement,
         env: Vec<(String, String)>,
+        dev: u64,
     ) -> Self {
         let wall_ms_max = grant.numbers.wall_ms_max;
-        Hand { inner: Arc::new(Inner { link, process, confinement, env, wall_ms_max }) }
+        Hand { inner: Arc::new(Inner { link, process, confinement, env, wall_ms_max, dev }) }
     }
 
     /// Runs a command. Its environment is the hand's, with `spec.env` over it; its wall time is at most the grant's.
@@ -285,6 +289,20 @@ impl Hand {
         self.group().and_then(Group::cpu_us).map(|us| us / 1000)
     }
 
+    /// Disk space of files of its branch that its processes have open and that have no name any more. Blocks.
+    pub fn unlinked_bytes(&self) -> u64 {
+        usage::unlinked_bytes(&self.pids(), self.inner.dev)
+    }
+
+    /// Bytes that its processes sent to disks so far; those count that live, and children that they waited for. Blocks.
+    pub fn written_bytes(&self) -> u64 {
+        usage::written_bytes(&self.pids())
+    }
+
+    fn pids(&self) -> Vec<i32> {
+        usage::pids(self.group(), self.inner.process.first.get().map(|(pid, _)| *pid))
+    }
+
     /// Stops every process between two instructions. Returns when all stand still.
     pub async fn freeze(&self) -> Result<(), FreezeError> {
         let frozen = self.set_frozen(true).await;
@@ -328,12 +346,17 @@ impl Hand {
         Ok(())
     }
 
-    /// Kills all of it and returns when nothing is left.
+    /// Kills all of it and returns when nothing is left, or after [`STOP_PATIENCE`]: see [`Hand::is_gone`].
     pub async fn stop(&self) {
         self.inner.process.kill();
         if timeout(STOP_PATIENCE, self.inner.process.gone()).await.is_err() {
             tracing::error!("a hand was killed and is not gone");
         }
+    }
+
+    /// Whether no process of it is left.
+    pub fn is_gone(&self) -> bool {
+        self.inner.process.gone_already().is_some()
     }
 
     /// Why it is lost, if it is.

@@ -252,19 +252,11 @@ impl Hands {
     pub async fn boot(&self, spec: HandSpec) -> Result<Hand, BootError> {
         let HandSpec { root, grant, env: more } = spec;
         let (hands, limits) = (self.clone(), grant.numbers);
-        let prepared = tokio::task::spawn_blocking(move || hands.prepare_one(root, &limits));
-        let (prepared, group) = prepared.await.map_err(|_| BootError::Ending)??;
-        let Prepared { plan, channel, stderr, info, degraded } = prepared;
-        let child = match self.inner.thread.spawn(plan).await {
-            Ok(child) => child,
-            Err(error) => {
-                remove_later(group);
-                return Err(error.into());
-            }
-        };
-        let process = Process::watch(child.pidfd, group, self.inner.thread.clone());
-        let booting = Booting(Some(Arc::clone(&process)));
-        tokio::spawn(listen(Arc::clone(&process), stderr));
+        let dev = rustix::fs::fstat(&root).map_err(|error| BootError::Watch(error.into()))?.st_dev;
+        // A task, so that it is never left halfway: what it made for a caller who is gone is killed.
+        let spawned = tokio::spawn(async move { hands.spawn_one(root, limits).await });
+        let Spawned { booting, process, channel, info, degraded } =
+            spawned.await.map_err(|_| BootError::Ending)??;
         let (link, findings) = first_words(&process, channel, info).await?;
         let mut judgement = judge(&findings, &self.inner.expect);
         if !judgement.problems.is_empty() {
@@ -281,7 +273,25 @@ impl Hands {
         let mut env = self.inner.env.clone();
         more.into_iter().for_each(|(name, value)| set(&mut env, name, value));
         booting.done();
-        Ok(Hand::new(link, process, &grant, confinement, env))
+        Ok(Hand::new(link, process, &grant, confinement, env, dev))
+    }
+
+    async fn spawn_one(&self, root: OwnedFd, limits: Limits) -> Result<Spawned, BootError> {
+        let hands = self.clone();
+        let prepared = tokio::task::spawn_blocking(move || hands.prepare_one(root, &limits));
+        let (prepared, group) = prepared.await.map_err(|_| BootError::Ending)??;
+        let Prepared { plan, channel, stderr, info, degraded } = prepared;
+        let child = match self.inner.thread.spawn(plan).await {
+            Ok(child) => child,
+            Err(error) => {
+                remove_later(group);
+                return Err(error.into());
+            }
+        };
+        let process = Process::watch(child.pidfd, group, self.inner.thread.clone());
+        let booting = Booting(Some(Arc::clone(&process)));
+        tokio::spawn(listen(Arc::clone(&process), stderr));
+        Ok(Spawned { booting, process, channel, info, degraded })
     }
 
     fn prepare_one(&self, root: OwnedFd, limits: &Limits) -> Result<(Prepared, Option<Group>), BootError> {
@@ -323,6 +333,15 @@ impl Hands {
     }
 }
 
+/// A hand of which nothing is known yet.
+struct Spawned {
+    booting: Booting,
+    process: Arc<Process>,
+    channel: UnixStream,
+    info: OwnedFd,
+    degraded: Vec<String>,
+}
+
 /// Kills a hand whose boot is not completed.
 struct Booting(Option<Arc<Process>>);
 
@@ -347,8 +366,8 @@ async fn first_words(
     info: OwnedFd,
 ) -> Result<(Link, Vec<(String, String)>), BootError> {
     let talk = async {
-        if let Some(first) = first_process(info).await.map_err(BootError::Watch)? {
-            process.set_first(first);
+        if let Some((pid, first)) = first_process(info).await.map_err(BootError::Watch)? {
+            process.set_first(pid, first);
         }
         let link = Link::connect(channel).await.map_err(lost)?;
         let findings = link.self_test().await.map_err(lost)?;
@@ -376,13 +395,13 @@ fn lost(error: LinkError) -> BootError {
 }
 
 /// bubblewrap writes `{ "child-pid": N, … }` and closes.
-async fn first_process(info: OwnedFd) -> io::Result<Option<OwnedFd>> {
+async fn first_process(info: OwnedFd) -> io::Result<Option<(i32, OwnedFd)>> {
     let mut text = Vec::new();
     Receiver::from_owned_fd(info)?.take(4096).read_to_end(&mut text).await?;
     let value: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
     let pid = value["child-pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
     // If it is gone already the channel will tell.
-    Ok(pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()))
+    Ok(pid.and_then(|pid| Some((pid.as_raw_pid(), pidfd_open(pid, PidfdFlags::empty()).ok()?))))
 }
 
 /// Keeps what is written to standard error until everybody has closed it.

@@ -16,6 +16,7 @@ mod spawner;
 mod tier;
 mod toolchains;
 mod transport;
+mod usage;
 pub mod warden;
 
 pub use hand::{Exec, FreezeError, Hand};

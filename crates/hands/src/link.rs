@@ -36,12 +36,16 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::codegen::http::Uri;
 use tonic::{Status, Streaming};
 
-use crate::transport::{Connection, Patience, Stillness, Watched};
+use crate::transport::{self, Connection, Patience, Stillness, Watched};
 
 /// How often a hand that has something to do is asked whether it lives.
 pub const PING_INTERVAL: Duration = Duration::from_secs(2);
 /// How long it may take to answer.
 pub const PING_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a call may take that asks little of a hand. A hand that answers pings and not this is as good as stuck.
+pub const CALL_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 15 });
+/// The same for one that asks much: a file, or the self-test, whose caller has a limit of its own.
+const LONG_PATIENCE: Duration = Duration::from_secs(120);
 /// Output of one exec that was received and not yet taken: beyond it the command waits.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 /// Largest HTTP/2 frame that is received.
@@ -53,7 +57,7 @@ const STDIN_CHUNKS_MAX: usize = 2;
 #[derive(Clone, Debug)]
 pub struct Link {
     client: HandClient<Connection>,
-    lost: watch::Receiver<Option<String>>,
+    lost: watch::Sender<Option<String>>,
     still: Arc<watch::Sender<Stillness>>,
 }
 
@@ -191,10 +195,14 @@ impl Link {
             .await;
         let (sender, connection) =
             handshake.map_err(|error| LinkError::Channel(io::Error::other(error.to_string())))?;
-        let (lost_in, lost) = watch::channel(None);
+        let lost = watch::Sender::new(None);
+        let (ended, mut told) = (lost.clone(), lost.subscribe());
         tokio::spawn(async move {
-            let ended = connection.await;
-            let _ = lost_in.send(Some(reason(ended.err(), closed.load(Ordering::Relaxed))));
+            tokio::select! {
+                done = connection => lose(&ended, reason(done.err(), closed.load(Ordering::Relaxed))),
+                // Given up: the channel closes, and every stream on it ends.
+                _ = told.wait_for(Option::is_some) => {}
+            }
         });
         let client = HandClient::with_origin(Connection(sender), Uri::from_static("http://hand"))
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -211,8 +219,8 @@ impl Link {
         let id = start.exec.clone();
         let wall_ms_max = start.wall_ms_max;
         let (input, stdin) = inputs(start, stdin);
-        let stream =
-            self.client.clone().exec(input).await.map_err(|status| self.error(&status))?.into_inner();
+        let mut client = self.client.clone();
+        let stream = self.within(CALL_PATIENCE, client.exec(input)).await?.into_inner();
         let control = ExecControl { id, link: self.clone() };
         let (started, _) = watch::channel(false);
         Ok(Exec { control, stdin, stream, wall_ms_max, started, over: false })
@@ -224,18 +232,20 @@ impl Link {
         let open = PutInput { input: Some(PutMessage::Open(open)) };
         let chunks = chunks(bytes).map(|chunk| PutInput { input: Some(PutMessage::Chunk(chunk)) });
         let input = tokio_stream::once(open).chain(tokio_stream::iter(chunks));
-        let reply = self.client.clone().put(input).await.map_err(|status| self.error(&status))?;
+        let mut client = self.client.clone();
+        let reply = self.within(LONG_PATIENCE, client.put(input)).await?;
         Ok(reply.into_inner().bytes)
     }
 
     /// Reads at most `bytes_max` of a file below the branch's root (0: as much as the hand returns).
     pub async fn get(&self, path: &[u8], bytes_max: u64) -> Result<FileContent, LinkError> {
         let request = GetRequest { path: Bytes::copy_from_slice(path), offset: 0, bytes_max };
-        let reply = self.client.clone().get(request).await.map_err(|status| self.error(&status))?;
+        let mut client = self.client.clone();
+        let reply = self.within(CALL_PATIENCE, client.get(request)).await?;
         let mut stream = reply.into_inner();
         let mut content = FileContent { bytes: Vec::new(), size: 0, mode: 0 };
         let most = if bytes_max == 0 { u64::MAX } else { bytes_max };
-        while let Some(chunk) = stream.message().await.map_err(|status| self.error(&status))? {
+        while let Some(chunk) = self.within(CALL_PATIENCE, stream.message()).await? {
             if content.bytes.is_empty() {
                 content.size = chunk.size;
                 content.mode = chunk.mode;
@@ -251,23 +261,23 @@ impl Link {
 
     /// What the hand finds about its own confinement, as name and value.
     pub async fn self_test(&self) -> Result<Vec<(String, String)>, LinkError> {
-        let reply =
-            self.client.clone().self_test(SelfTestRequest {}).await.map_err(|status| self.error(&status))?;
+        let mut client = self.client.clone();
+        let reply = self.within(LONG_PATIENCE, client.self_test(SelfTestRequest {})).await?;
         Ok(reply.into_inner().findings.into_iter().map(|finding| (finding.name, finding.value)).collect())
     }
 
     /// Asks whether it lives, and what runs in it.
     pub async fn ping(&self) -> Result<StatusReply, LinkError> {
-        let reply =
-            self.client.clone().status(StatusRequest {}).await.map_err(|status| self.error(&status))?;
+        let mut client = self.client.clone();
+        let reply = self.within(CALL_PATIENCE, client.status(StatusRequest {})).await?;
         Ok(reply.into_inner())
     }
 
     /// Kills every process of every exec, background processes included, and returns when they are gone: how many execs
     /// had any.
     pub async fn kill_all(&self) -> Result<u32, LinkError> {
-        let reply =
-            self.client.clone().kill_all(KillAllRequest {}).await.map_err(|status| self.error(&status))?;
+        let mut client = self.client.clone();
+        let reply = self.within(CALL_PATIENCE, client.kill_all(KillAllRequest {})).await?;
         Ok(reply.into_inner().execs)
     }
 
@@ -279,6 +289,21 @@ impl Link {
         });
     }
 
+    /// Waits for an answer, not counting the time in which the hand is frozen. Without one in time the hand is lost.
+    async fn within<T>(
+        &self,
+        most: Duration,
+        call: impl Future<Output = Result<T, Status>> + Send,
+    ) -> Result<T, LinkError> {
+        tokio::select! {
+            answer = call => answer.map_err(|status| self.error(&status)),
+            () = transport::wait(self.still.subscribe(), most) => {
+                lose(&self.lost, format!("it did not answer a call for {} s", most.as_secs()));
+                Err(LinkError::Lost { reason: self.lost().unwrap_or_default() })
+            }
+        }
+    }
+
     /// Why the hand is lost, if it is.
     pub fn lost(&self) -> Option<String> {
         self.lost.borrow().clone()
@@ -286,15 +311,9 @@ impl Link {
 
     /// Returns when the hand is lost, and why.
     pub async fn closed(&self) -> String {
-        let mut lost = self.lost.clone();
-        loop {
-            let reason = lost.borrow_and_update().clone();
-            match reason {
-                Some(reason) => return reason,
-                None if lost.changed().await.is_err() => return CLOSED.into(),
-                None => {}
-            }
-        }
+        let mut lost = self.lost.subscribe();
+        let reason = lost.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or_else(|| CLOSED.into())
     }
 
     fn error(&self, status: &Status) -> LinkError {
@@ -526,8 +545,8 @@ impl ExecControl {
 
     async fn act(&self, action: Action) -> Result<bool, LinkError> {
         let request = ControlRequest { exec: self.id.clone(), action: Some(action) };
-        let reply =
-            self.link.client.clone().control(request).await.map_err(|status| self.link.error(&status))?;
+        let mut client = self.link.client.clone();
+        let reply = self.link.within(CALL_PATIENCE, client.control(request)).await?;
         Ok(reply.into_inner().found)
     }
 }
@@ -554,6 +573,15 @@ async fn send(sender: &mpsc::Sender<ExecInput>, bytes: Bytes) -> bool {
     true
 }
 
+/// The first cause counts.
+fn lose(lost: &watch::Sender<Option<String>>, reason: String) {
+    lost.send_if_modified(|lost| {
+        let first = lost.is_none();
+        lost.get_or_insert(reason);
+        first
+    });
+}
+
 const CLOSED: &str = "its channel closed: the hand ended or was killed";
 
 /// The connection ends without an error both when the hand is gone and when it does not answer: what was read tells.
@@ -567,9 +595,31 @@ fn reason(error: Option<hyper::Error>, closed: bool) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tonic::codegen::http::Response;
+
     use super::*;
 
     fn send(_: impl Send) {}
+
+    /// The other side speaks HTTP/2, pings included, and answers no call.
+    #[tokio::test]
+    async fn a_hand_that_answers_pings_and_no_calls_is_lost() {
+        let (ours, theirs) = StdUnixStream::pair().expect("a pair");
+        theirs.set_nonblocking(true).expect("a socket");
+        let theirs = UnixStream::from_std(theirs).expect("a socket");
+        let mute = hyper::service::service_fn(|_| {
+            std::future::pending::<Result<Response<tonic::body::Body>, std::convert::Infallible>>()
+        });
+        let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let served = tokio::spawn(server.serve_connection(TokioIo::new(theirs), mute));
+        let link = Link::connect(ours).await.expect("a connection");
+        let error = link.ping().await.expect_err("no answer");
+        assert!(matches!(&error, LinkError::Lost { reason } if reason.contains("a call")), "{error:?}");
+        assert_eq!(link.closed().await, "it did not answer a call for 1 s");
+        // The channel is closed, so that the hand ends.
+        let ended = tokio::time::timeout(Duration::from_secs(10), served).await;
+        assert!(ended.is_ok(), "the channel is open");
+    }
 
     /// Compiles: every call can be spawned.
     #[expect(dead_code, reason = "never called, only compiled")]

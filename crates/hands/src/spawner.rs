@@ -1,11 +1,10 @@
 //! The one thread that spawns hands. The kernel ties a hand's life to the thread that spawned it, so this thread lives as
 //! long as the runner, and ends, with every hand, when the last handle to it is dropped.
 
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use sys::spawn::{Child, Plan, SpawnError, Spawner};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::limits::SPAWN_QUEUE_MAX;
 
@@ -13,7 +12,7 @@ type Job = (Plan, oneshot::Sender<Result<Child, SpawnError>>);
 
 /// A handle to the thread.
 #[derive(Clone, Debug)]
-pub(crate) struct SpawnThread(SyncSender<Job>);
+pub(crate) struct SpawnThread(mpsc::Sender<Job>);
 
 /// The thread is gone, which happens only while the process ends.
 #[derive(Debug, thiserror::Error)]
@@ -31,11 +30,10 @@ pub enum SpawnThreadError {
 
 impl SpawnThread {
     pub fn start() -> Result<Self, SpawnThreadError> {
-        let (sender, jobs) = sync_channel::<Job>(SPAWN_QUEUE_MAX);
+        let (sender, mut jobs) = mpsc::channel::<Job>(SPAWN_QUEUE_MAX);
         let run = move || {
             let mut spawner = Spawner::new();
-            while let Ok((plan, reply)) = jobs.recv() {
-                // Nobody waits any more: the child is killed when its pidfd's owner is gone, see `Supervised`.
+            while let Some((plan, reply)) = jobs.blocking_recv() {
                 let _ = reply.send(spawner.spawn(plan));
             }
         };
@@ -43,10 +41,10 @@ impl SpawnThread {
         Ok(SpawnThread(sender))
     }
 
-    /// Spawns, from the thread.
+    /// Spawns, from the thread. The future must be driven to its end: a child for which nobody waits is nobody's.
     pub async fn spawn(&self, plan: Plan) -> Result<Child, SpawnThreadError> {
         let (reply, answer) = oneshot::channel();
-        self.0.try_send((plan, reply)).map_err(|_| SpawnThreadError::Gone)?;
+        self.0.send((plan, reply)).await.map_err(|_| SpawnThreadError::Gone)?;
         answer.await.map_err(|_| SpawnThreadError::Gone)?.map_err(SpawnThreadError::Spawn)
     }
 }

@@ -115,7 +115,8 @@ impl Timer for Patience {
     }
 }
 
-async fn wait(mut hand: watch::Receiver<Stillness>, duration: Duration) {
+/// Returns when `duration` has passed in which the hand did not stand still.
+pub(crate) async fn wait(mut hand: watch::Receiver<Stillness>, duration: Duration) {
     loop {
         let before = hand.borrow_and_update().thaws;
         tokio::time::sleep(duration).await;

@@ -225,6 +225,30 @@ async fn nothing_is_left_of_a_hand_that_ended() {
     });
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_boot_that_is_given_up_at_any_moment_leaves_nothing() {
+    if !possible() || !testkit::have(testkit::Need::Cgroup) {
+        return;
+    }
+    let kit = Kit::new().await;
+    for moment in 0..60 {
+        let _ = tokio::time::timeout(Duration::from_micros(moment * 400), kit.boot()).await;
+    }
+    testkit::wait_until("the end of what was begun", Duration::from_secs(20), || {
+        groups(&kit).is_empty() && children().is_empty()
+    });
+}
+
+/// This process's children, ended ones included.
+fn children() -> Vec<String> {
+    let me = std::process::id();
+    let tasks = std::fs::read_dir(format!("/proc/{me}/task")).unwrap().flatten();
+    tasks
+        .map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default())
+        .filter(|children| !children.is_empty())
+        .collect()
+}
+
 /// Whether a process of the host has this command line.
 fn running(command: &str) -> bool {
     let wanted = command.replace(' ', "\0");

@@ -185,6 +185,11 @@ impl Client {
         Ok((lines, Events::new(body)))
     }
 
+    /// The process that listens, as it is numbered here; `None` if nobody listens, or if it can't be seen from here.
+    pub async fn runner_pid(&self) -> Option<i32> {
+        self.connect().await.ok()?.peer_cred().ok()?.pid().filter(|pid| *pid > 0)
+    }
+
     async fn call(&self, method: Method, path: &str, body: RequestBody) -> Result<Bytestream, ClientError> {
         let stream = self.connect().await?;
         let (mut sender, connection) = match hyper::client::conn::http1::handshake(TokioIo::new(stream)).await

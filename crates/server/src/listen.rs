@@ -27,6 +27,8 @@ const IDLE_MAX: Duration = Duration::from_secs(10);
 const IDLE_EVERY: Duration = Duration::from_millis(500);
 /// How long a client may take to send a request's head.
 const HEAD_MAX: Duration = Duration::from_secs(30);
+/// How long the runner may take to end what runs, and to record what that did.
+const DRAIN_MAX: Duration = Duration::from_secs(40);
 /// How long answers may take to reach their clients when the runner ends.
 const FLUSH_MAX: Duration = Duration::from_secs(3);
 /// Connections at one time.
@@ -40,6 +42,8 @@ pub(crate) struct App {
     pub(crate) started: Instant,
     pub(crate) stop: CancellationToken,
     clients: Arc<AtomicU32>,
+    /// Connections so far: one may come and go between two looks.
+    came: Arc<AtomicU32>,
 }
 
 impl App {
@@ -79,8 +83,8 @@ impl Listener {
         let (reachable, _dir) = proto::client::reachable(&path);
         let socket = UnixListener::bind(reachable)?;
         std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-        let (stop, clients) = (CancellationToken::new(), Arc::default());
-        let app = App { runner, private, started: Instant::now(), stop, clients };
+        let (stop, clients, came) = (CancellationToken::new(), Arc::default(), Arc::default());
+        let app = App { runner, private, started: Instant::now(), stop, clients, came };
         Ok(Self { socket, path, app, uid })
     }
 
@@ -95,7 +99,8 @@ impl Listener {
         if self.app.private {
             output::ready();
         }
-        let idle = idle(&self.app);
+        let app = &self.app;
+        let idle = idle(|| app.private.then(|| (app.in_use(), app.came.load(Ordering::Relaxed))));
         tokio::pin!(idle);
         loop {
             tokio::select! {
@@ -117,7 +122,9 @@ impl Listener {
         self.app.stop.cancel();
         let _ = std::fs::remove_file(&self.path);
         drop(self.socket);
-        self.app.runner.drain().await;
+        if tokio::time::timeout(DRAIN_MAX, self.app.runner.drain()).await.is_err() {
+            tracing::error!("what ran did not end in time: the next runner records what it wrote");
+        }
         connections.close();
         let _ = tokio::time::timeout(FLUSH_MAX, connections.wait()).await;
         Ok(())
@@ -131,6 +138,7 @@ impl Listener {
             Ok(peer) => return tracing::warn!(uid = peer.uid(), "a stranger is turned away"),
             Err(error) => return tracing::warn!(%error, "a connection without credentials is turned away"),
         };
+        self.app.came.fetch_add(1, Ordering::Relaxed);
         let counted = Counted(self.app.clients.clone());
         if counted.0.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
             return tracing::warn!("too many connections");
@@ -168,17 +176,38 @@ impl Drop for Counted {
     }
 }
 
-/// Ends when a private runner has not been needed for [`IDLE_MAX`]; never for another.
-async fn idle(app: &App) {
-    if !app.private {
-        return std::future::pending().await;
-    }
-    let mut used = Instant::now();
+/// Ends when a private runner, of which `look` tells whether it is in use and how many clients came so far, has not been
+/// needed for [`IDLE_MAX`]; never for another.
+async fn idle(look: impl Fn() -> Option<(bool, u32)>) {
+    let (mut used, mut clients) = (Instant::now(), 0);
     let mut tick = interval(IDLE_EVERY);
     while used.elapsed() < IDLE_MAX {
         tick.tick().await;
-        if app.in_use() {
-            used = Instant::now();
+        let Some((in_use, came)) = look() else { return std::future::pending().await };
+        if in_use || came != clients {
+            (used, clients) = (Instant::now(), came);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_between_two_looks_keeps_a_private_runner() {
+        let came = AtomicU32::new(0);
+        let begin = Instant::now();
+        let visits = async {
+            // What `tendon` does: a question, and a moment later what it wants.
+            tokio::time::sleep(IDLE_MAX - Duration::from_millis(1)).await;
+            came.fetch_add(1, Ordering::Relaxed);
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = idle(|| Some((false, came.load(Ordering::Relaxed)))) => {}
+            () = visits => {}
+        }
+        assert!(begin.elapsed() >= IDLE_MAX * 2 - IDLE_EVERY, "{:?}", begin.elapsed());
     }
 }

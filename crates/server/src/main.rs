@@ -10,6 +10,7 @@ mod routes;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use engine::config::{Settings, hand_binary, state_dir};
@@ -36,6 +37,8 @@ struct Args {
 
 /// Fewer open files are of no use: descriptors of a hand are laid out above the first 256.
 const OPEN_FILES_MIN: u64 = 512;
+/// How long work that blocks may go on when all else has ended.
+const BLOCKED_MAX: Duration = Duration::from_secs(5);
 /// The argument that makes this program the warden: see [`hands::warden`].
 const WARDEN: &str = "--warden";
 
@@ -84,14 +87,17 @@ fn start(args: Args, uid: u32) -> Result<(), ErrorBody> {
         .enable_all()
         .build()
         .map_err(|error| host("cannot start threads", &error))?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let warden = std::env::current_exe().ok().map(|own| vec![own.into(), WARDEN.into()]);
         let options = RunnerOptions { state_dir, settings, hand_binary: hand_binary(), warden };
         let runner = Runner::open(options).await.map_err(|error| error.body())?;
         let listener =
             Listener::bind(runner, args.private, uid).map_err(|error| host("cannot listen", &error))?;
         listener.serve().await
-    })
+    });
+    // Work that blocks can't be cancelled. It ends with the process then, which the state directory is made for.
+    runtime.shutdown_timeout(BLOCKED_MAX);
+    ended
 }
 
 /// Raises the limit of open files as far as it goes. Each mounted branch and each hand holds some.

@@ -3,16 +3,15 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use proto::client::ClientError;
 use proto::units::show_millis;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{App, host};
 use crate::Outcome;
-use crate::runner::{gone, running};
+use crate::runner::{running, stop};
 
-/// How long a runner may take to end: hands are stopped and what they did is recorded.
-const STOP_MAX: Duration = Duration::from_secs(30);
+/// How long a runner may take to end: hands are stopped and what they did is recorded, for which it gives itself less.
+const STOP_MAX: Duration = Duration::from_secs(60);
 
 /// The runner: the daemon that owns the state directory. Other commands start one when none runs.
 #[derive(Args)]
@@ -27,7 +26,7 @@ enum RunnerCommand {
     /// Show the runner of the state directory; none is started. Exit status 4: none runs
     #[command(after_help = "Example:\n  tendon runner status")]
     Status,
-    /// End it: what runs is cancelled and recorded
+    /// End it, and wait until it has ended: what runs is cancelled and recorded
     #[command(after_help = "Example:\n  tendon runner stop")]
     Stop,
 }
@@ -49,9 +48,8 @@ pub(crate) async fn run(args: RunnerArgs, app: &App<'_>) -> Outcome {
             app.output.line(format!("running  {}", info.running));
         }
         RunnerCommand::Stop => {
-            let _: Value = client.post("/v1/stop", &json!({})).await.map_err(ClientError::into_body)?;
             app.output.progress("waiting for the runner to end");
-            if !gone(&app.state_dir, STOP_MAX).await {
+            if !stop(&client, STOP_MAX).await? {
                 return Err(host(format!(
                     "the runner (pid {}) did not end within {} s",
                     info.pid,

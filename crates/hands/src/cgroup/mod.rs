@@ -253,6 +253,13 @@ impl Group {
         }
     }
 
+    /// Its processes.
+    pub fn pids(&self) -> Vec<i32> {
+        let dirs = self.dirs();
+        let text = dirs.first().and_then(|dir| fs::read_to_string(dir.join("cgroup.procs")).ok());
+        text.unwrap_or_default().lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
     /// Kills every process in it. Blocks until it is empty, at most a few seconds.
     pub fn kill(&self) {
         let _ = self.set_frozen(false);

@@ -1,18 +1,23 @@
 //! Bodies of any length, written by work that blocks: what a slow client has not read yet holds the work up.
 
 use std::io::{self, Write};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use engine::Runner;
-use proto::error::Coded;
+use proto::error::{Code, Coded, ErrorBody};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::task::JoinHandle;
+use tokio_stream::{Stream, StreamExt as _};
 
 use crate::reply::Problem;
 
 /// Chunks that wait for a slow client.
 const CHUNKS_MAX: usize = 16;
+/// The most of a chunk that is written by small pieces.
+const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Streams what `work` writes. An error before the first byte is an answer of its own; one after that breaks the
 /// connection, so that nobody takes a part for the whole.
@@ -24,53 +29,128 @@ where
     T: Send + 'static,
     E: Coded + Send + 'static,
 {
-    let (sender, mut receiver) = mpsc::channel::<io::Result<Bytes>>(CHUNKS_MAX);
-    let mut written = tokio::spawn(async move {
-        let end = sender.clone();
-        let done = runner.with_store(move |store| {
-            let mut writer = io::BufWriter::with_capacity(64 * 1024, ChannelWriter(sender));
-            let done = work(store, &mut writer);
-            (done, writer.flush())
-        });
-        let (done, flushed) = done.await;
-        if done.is_err() || flushed.is_err() {
-            let _ = end.send(Err(io::ErrorKind::BrokenPipe.into())).await;
+    respond(async move |out| runner.with_store(move |store| write(out, |out| work(store, out))).await).await
+}
+
+async fn respond<F>(work: impl FnOnce(ChannelWriter) -> F) -> Result<Response, Problem>
+where
+    F: Future<Output = Result<(), Problem>> + Send + 'static,
+{
+    let (sender, mut receiver) = mpsc::channel(CHUNKS_MAX);
+    let written = tokio::spawn(work(ChannelWriter(sender)));
+    match receiver.recv().await {
+        Some(first) => {
+            let rest = Rest { receiver, written: Some(written) };
+            Ok(Response::new(Body::from_stream(tokio_stream::once(Ok(first)).chain(rest))))
         }
-        done
-    });
-    let first = tokio::select! {
-        biased;
-        first = receiver.recv() => first,
-        done = &mut written => {
-            if let Ok(Err(error)) = done {
-                return Err(error.into());
-            }
-            receiver.recv().await
-        }
-    };
-    match first {
-        None => Ok(Response::new(Body::empty())),
-        Some(Err(_)) => match written.await {
-            Ok(Err(error)) => Err(error.into()),
-            Ok(Ok(_)) | Err(_) => Err(Problem::usage("the answer broke off")),
+        None => match written.await {
+            Ok(done) => done.map(|()| Response::new(Body::empty())),
+            Err(error) => Err(Problem(ErrorBody {
+                code: Code::Internal,
+                message: "the answer can't be made".into(),
+                causes: vec![error.to_string()],
+                hint: None,
+            })),
         },
-        Some(Ok(first)) => {
-            let chunks =
-                tokio_stream::StreamExt::chain(tokio_stream::once(Ok(first)), ReceiverStream::new(receiver));
-            Ok(Response::new(Body::from_stream(chunks)))
+    }
+}
+
+fn write<T, E: Coded>(
+    out: ChannelWriter,
+    work: impl FnOnce(&mut dyn Write) -> Result<T, E>,
+) -> Result<(), Problem> {
+    let mut out = io::BufWriter::with_capacity(CHUNK_BYTES, out);
+    if let Err(error) = work(&mut out) {
+        // What is still kept here is not sent.
+        let _ = out.into_parts();
+        return Err(error.into());
+    }
+    // It fails when the client is gone.
+    out.flush().map_err(|_| Problem::usage("nobody reads the answer"))
+}
+
+/// The chunks after the first one. They end only when the work says that these are all: work that failed, or panicked, has an
+/// error at their end.
+struct Rest {
+    receiver: mpsc::Receiver<Bytes>,
+    written: Option<JoinHandle<Result<(), Problem>>>,
+}
+
+impl Stream for Rest {
+    type Item = io::Result<Bytes>;
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(chunk) = ready!(self.receiver.poll_recv(cx)) {
+            return Poll::Ready(Some(Ok(chunk)));
         }
+        let Some(written) = &mut self.written else { return Poll::Ready(None) };
+        let done = ready!(Pin::new(written).poll(cx));
+        self.written = None;
+        let complete = matches!(done, Ok(Ok(())));
+        Poll::Ready((!complete).then(|| Err(io::ErrorKind::BrokenPipe.into())))
     }
 }
 
 /// Writes to a channel; blocks while the client reads slowly, fails when it is gone.
-struct ChannelWriter(mpsc::Sender<io::Result<Bytes>>);
+struct ChannelWriter(mpsc::Sender<Bytes>);
 
 impl Write for ChannelWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes)));
+        let sent = self.0.blocking_send(Bytes::copy_from_slice(bytes));
         sent.map(|()| bytes.len()).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use engine::Blocking;
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("it failed")]
+    struct Failed;
+
+    impl Coded for Failed {
+        fn code(&self) -> Code {
+            Code::NotFound
+        }
+    }
+
+    /// What a client gets of work that writes so many bytes and then does what `end` does.
+    async fn check(bytes: usize, end: fn() -> Result<(), Failed>) -> Result<Result<usize, String>, Code> {
+        let work = async move |out| {
+            Blocking::run(move || {
+                write(out, |out| {
+                    let _ = out.write_all(&vec![b'x'; bytes]);
+                    // The client has all that is to be had by now.
+                    std::thread::sleep(Duration::from_millis(20));
+                    end()
+                })
+            })
+            .await
+        };
+        let response = respond(work).await.map_err(|problem| problem.0.code)?;
+        let body = response.into_body().collect().await;
+        Ok(body.map(|body| body.to_bytes().len()).map_err(|error| error.to_string()))
+    }
+
+    #[tokio::test]
+    async fn a_part_is_never_taken_for_the_whole() {
+        const LONG: usize = 5 * CHUNK_BYTES;
+        assert_eq!(check(0, || Ok(())).await, Ok(Ok(0)));
+        assert_eq!(check(1, || Ok(())).await, Ok(Ok(1)));
+        assert_eq!(check(LONG, || Ok(())).await, Ok(Ok(LONG)));
+        assert_eq!(check(0, || Err(Failed)).await, Err(Code::NotFound));
+        assert_eq!(check(1, || Err(Failed)).await, Err(Code::NotFound));
+        assert!(check(LONG, || Err(Failed)).await.unwrap().is_err());
+        assert_eq!(check(0, || panic!("a defect")).await, Err(Code::Internal));
+        assert!(check(1, || panic!("a defect")).await.unwrap().is_err());
+        assert!(check(LONG, || panic!("a defect")).await.unwrap().is_err());
     }
 }

@@ -21,6 +21,12 @@ const REMOVE_NAMES_MAX: u64 = 5_000_000;
 /// The deepest directory that is followed below the one that was named: each level takes a descriptor.
 const DEPTH_MAX: usize = 700;
 
+/// Levels of a tree that are held open while it is measured.
+const OPEN_LEVELS_MAX: usize = 64;
+
+/// What a file counts for at least when disk space is measured.
+const ENTRY_BYTES_MIN: u64 = 4096;
+
 /// Levels of a tree of ours that are removed in one go.
 const TREE_DEPTH_MAX: usize = 64;
 
@@ -192,46 +198,67 @@ fn look_like(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::fs::futimens(to, &crate::engine::times(&stat))
 }
 
-/// Disk space of a directory and all that is in it. What changes meanwhile is counted or not. Fails for directories
-/// nested deeper than can be followed.
+/// Disk space of a directory and all that is in it, each thing counted as at least one block. What changes meanwhile is
+/// counted or not. However deep directories are nested, it needs few descriptors: those far above are opened again by `..`,
+/// and if that leads elsewhere, because somebody moves them, it fails.
 pub(crate) fn disk_bytes(dir: &Path) -> io::Result<u64> {
     let mut linked = HashSet::new();
     let mut total = 0;
-    let mut stack = vec![inside(rustix::fs::open(dir, OPEN_DIR, Mode::empty())?, &mut linked, &mut total)?];
-    while let Some((dir, below)) = stack.last_mut() {
-        let Some(name) = below.pop() else {
-            stack.pop();
+    let mut stack =
+        vec![Measured::enter(rustix::fs::open(dir, OPEN_DIR, Mode::empty())?, &mut linked, &mut total)?];
+    while let Some(level) = stack.last_mut() {
+        let Some(name) = level.below.pop() else {
+            let left = stack.pop().and_then(|level| level.dir);
+            if let (Some(left), Some(above)) = (left, stack.last_mut())
+                && above.dir.is_none()
+            {
+                let dir = rustix::fs::openat(&left, c"..", OPEN_DIR, Mode::empty())?;
+                let stat = rustix::fs::fstat(&dir)?;
+                if (stat.st_dev, stat.st_ino) != above.id {
+                    return Err(io::Error::from(io::ErrorKind::ResourceBusy));
+                }
+                above.dir = Some(dir);
+            }
             continue;
         };
+        let Some(dir) = &level.dir else { return Err(io::Error::from(io::ErrorKind::ResourceBusy)) };
         // What can't be entered is gone, or closed to its owner too, who then can't write in it.
-        let Ok(fd) = rustix::fs::openat(&*dir, &*name, OPEN_DIR, Mode::empty()) else { continue };
-        let entered = inside(fd, &mut linked, &mut total)?;
-        stack.push(entered);
-        if stack.len() > DEPTH_MAX {
-            return Err(io::Error::from(io::ErrorKind::QuotaExceeded));
+        let Ok(fd) = rustix::fs::openat(dir, &*name, OPEN_DIR, Mode::empty()) else { continue };
+        stack.push(Measured::enter(fd, &mut linked, &mut total)?);
+        if let Some(far) = stack.len().checked_sub(OPEN_LEVELS_MAX + 1).filter(|far| *far > 0) {
+            stack[far].dir = None;
         }
     }
     Ok(total)
 }
 
-/// Adds up what is in one directory; returns it with the names of the directories in it.
-fn inside(
-    dir: OwnedFd,
-    linked: &mut HashSet<u64>,
-    total: &mut u64,
-) -> Result<(OwnedFd, Vec<CString>), Errno> {
-    let mut below = Vec::new();
-    for name in names(dir.as_fd(), usize::MAX - 1)? {
-        let Ok(stat) = rustix::fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-        let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        if is_dir || stat.st_nlink < 2 || linked.insert(stat.st_ino) {
-            *total += stat.st_blocks.cast_unsigned() * 512;
+/// A directory that is being measured.
+struct Measured {
+    /// Closed while what is measured lies deep below it.
+    dir: Option<OwnedFd>,
+    id: (u64, u64),
+    /// Directories in it that are still to be measured.
+    below: Vec<CString>,
+}
+
+impl Measured {
+    /// Adds up what is in one directory.
+    fn enter(dir: OwnedFd, linked: &mut HashSet<u64>, total: &mut u64) -> Result<Self, Errno> {
+        let stat = rustix::fs::fstat(&dir)?;
+        let mut below = Vec::new();
+        for name in names(dir.as_fd(), usize::MAX - 1)? {
+            let Ok(stat) = rustix::fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            if is_dir || stat.st_nlink < 2 || linked.insert(stat.st_ino) {
+                // An empty file takes an inode, of which a disk has as few.
+                *total += (stat.st_blocks.cast_unsigned() * 512).max(ENTRY_BYTES_MIN);
+            }
+            if is_dir {
+                below.push(name);
+            }
         }
-        if is_dir {
-            below.push(name);
-        }
+        Ok(Self { dir: Some(dir), id: (stat.st_dev, stat.st_ino), below })
     }
-    Ok((dir, below))
 }
 
 /// Removes a directory of ours, which nobody else can reach, with all that is in it. However deep guests nested their

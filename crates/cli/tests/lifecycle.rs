@@ -1,0 +1,147 @@
+//! What a hand and its processes go through when clients vanish, do not read, or leave things running.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test: it panics when something is off")]
+
+mod common;
+
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use common::{Tendon, can_run};
+use testkit::{GitRepo, Need, have_all};
+
+fn with_branch() -> (Tendon, GitRepo) {
+    let (tendon, repo) = (Tendon::new(), GitRepo::new());
+    repo.file("a.txt", "one\n").commit("first");
+    tendon.text(&["branch", "create", "--repo", repo.path().to_str().unwrap(), "--name", "fix"]);
+    (tendon, repo)
+}
+
+#[test]
+fn a_fork_whose_client_vanishes_does_not_leave_the_command_frozen() {
+    if !can_run() || !have_all(&[Need::Cgroup]) {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    // Enough files that the copying takes a while.
+    let script = "for n in $(seq 2000); do echo $n > file-$n; done; \
+                  n=0; while true; do n=$((n+1)); echo $n > count; sleep 0.02; done";
+    let mut child = tendon.start(&["branch", "exec", "fix", "--", "sh", "-c", script]);
+    let count = || tendon.run(&["branch", "read", "fix", "count"]).stdout;
+    testkit::wait_until("the command counts", Duration::from_secs(60), || !count().is_empty());
+    for round in 0..8 {
+        let mut client = UnixStream::connect(tendon.state().join("run/tendond.sock")).unwrap();
+        let request = "POST /v1/branches/fix/fork HTTP/1.1\r\nhost: tendon\r\ncontent-type: application/json\r\n\
+                       content-length: 2\r\n\r\n{}";
+        client.write_all(request.as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(round * 4));
+        drop(client);
+    }
+    let before = count();
+    testkit::wait_until("the command goes on", Duration::from_secs(60), || count() != before);
+    common::signal(&child, "INT");
+    child.wait().unwrap();
+}
+
+/// Writes files of a megabyte for ever.
+const GROW: &str = "g=0; while true; do g=$((g+1)); head -c 1000000 /dev/zero > grow$g; sleep 0.02; done";
+
+fn lingering(tendon: &Tendon) -> u64 {
+    tendon.json(0, &["runner", "status"])["runner"]["lingering"].as_u64().unwrap()
+}
+
+#[test]
+fn background_processes_are_held_to_the_disk_limit() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let script = format!("({GROW}) > /dev/null 2>&1 &");
+    tendon.text(&["branch", "exec", "fix", "--disk", "20MiB", "--", "sh", "-c", &script]);
+    assert_eq!(lingering(&tendon), 1);
+    testkit::wait_until("the background process is ended", Duration::from_secs(60), || {
+        lingering(&tendon) == 0
+    });
+    let next = tendon.run(&["branch", "exec", "fix", "--", "true"]);
+    next.expect(0).says("made the branch larger than it may be and were ended");
+    // It is told once.
+    assert!(!tendon.run(&["branch", "exec", "fix", "--", "true"]).stderr.contains("larger than"));
+}
+
+#[test]
+fn a_client_that_does_not_read_does_not_switch_the_limits_off() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let script = format!("({GROW}) & exec yes");
+    let mut child = tendon.start(&["branch", "exec", "fix", "--disk", "20MiB", "--", "sh", "-c", &script]);
+    let running = || tendon.json(0, &["runner", "status"])["runner"]["running"].as_u64().unwrap();
+    testkit::wait_until("the command runs", Duration::from_secs(60), || running() == 1);
+    testkit::wait_until("the command is ended", Duration::from_secs(60), || running() == 0);
+    assert_eq!(lingering(&tendon), 0);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn what_is_hard_to_see_counts_as_disk_space() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let unlinked = "for n in 1 2 3 4 5 6; do (exec 3> u$n; rm u$n; head -c 8000000 /dev/zero >&3; sleep 60) & done; wait";
+    let deep = "n=0; while [ $n -lt 1000 ]; do mkdir d; cd -P d; n=$((n+1)); done; \
+                while true; do n=$((n+1)); head -c 1000000 /dev/zero > f$n; sleep 0.02; done";
+    let empty = "n=0; while true; do n=$((n+1)); : > e$n; done";
+    for (what, script) in [("unlinked", unlinked), ("deep", deep), ("empty", empty)] {
+        let ran = tendon.run(&["branch", "exec", "fix", "--disk", "20MiB", "--", "sh", "-c", script]);
+        assert!(ran.stderr.contains("disk limit"), "{what}: {}", ran.stderr);
+        // The branch can be used afterwards.
+        tendon.run(&["branch", "exec", "fix", "--", "rm", "-rf", "d"]).expect(0);
+    }
+}
+
+#[test]
+fn the_disk_is_kept_from_filling_up() {
+    if !can_run() || !have_all(&[Need::Root]) {
+        return;
+    }
+    let tendon = Tendon::new();
+    let disk = SmallDisk::new(&tendon.state());
+    let repo = GitRepo::new();
+    repo.file("a.txt", "one\n").commit("first");
+    tendon.text(&["branch", "create", "--repo", repo.path().to_str().unwrap(), "--name", "fix"]);
+    let script = "n=0; \
+                  while [ $(stat -f -c %a .) -gt 1200 ]; do n=$((n+1)); head -c 1000000 /dev/zero > f$n; done; \
+                  while true; do n=$((n+1)); head -c 20000 /dev/zero > f$n; sleep 0.1; done";
+    let ran = tendon.run(&["branch", "exec", "fix", "--", "sh", "-c", script]);
+    assert!(ran.stderr.contains("free disk space"), "{}", ran.stderr);
+    // Nothing more is started, and what is dropped can be.
+    tendon.run(&["branch", "exec", "fix", "--", "true"]).expect(3).says("nearly full");
+    tendon.text(&["branch", "drop", "fix"]);
+    tendon.run(&["runner", "stop"]).expect(0);
+    drop(disk);
+}
+
+/// A file system of 128 MiB.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    fn new(at: &std::path::Path) -> Self {
+        std::fs::create_dir_all(at).unwrap();
+        let mount = testkit::process::command("mount")
+            .args(["-t", "tmpfs", "-o", "size=128m,mode=0700", "small"])
+            .arg(at)
+            .status();
+        assert!(mount.unwrap().success());
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = testkit::process::command("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
