@@ -439,17 +439,23 @@ fn a_wrong_path_is_told_with_what_to_do() {
         tendon.run(&["branch", "read", "fix", path]).expect(2).says("hint: see what there is");
     }
     tendon.run(&["branch", "read", "fix", "dir"]).expect(2).says("hint: list it");
+    tendon.run(&["branch", "ls", "fix", "a.txt"]).expect(2).says("where a directory is wanted");
     let export = |repo: &str, name: &str, author: &str| {
         tendon.run(&["branch", "export", "fix", "--git", repo, name, "--author", author])
     };
     let (good, author) = (repo.path().to_str().unwrap(), "A B <a@b>");
     export("", "x", author).expect(2).says("hint: name the directory");
     export("nosuch", "x", author).expect(2).says("hint: check the path");
-    export(good, "", author).expect(2).says("hint: name a branch");
+    for name in ["", "HEAD", "refs/heads/x", "a b"] {
+        export(good, name, author).expect(2).says("hint: name a branch");
+    }
     export(good, "x", "nobody").expect(2).says("hint: write it as");
     tendon.run(&["verify", "--repo", good, "--pids", "4294967295", "--check", "true"]).expect(0);
     let refused = tendon.run(&["verify", "--repo", good, "--memory", "1", "--check", "true"]);
-    refused.expect(3).says("the limit memory = 1B is less").says("with --memory or limits.memory in a spec");
+    refused
+        .expect(3)
+        .says("the limit memory = 1B is less than the smallest, 32MiB")
+        .says("with --memory or limits.memory in a spec");
     let ran = tendon.run(&["verify", "--repo", good, "--ref", &long, "--check", "true"]);
     ran.expect(2).says("no ref");
     assert!(ran.stderr.len() < 1000, "{}", ran.stderr.len());

@@ -240,6 +240,19 @@ fn too_few_open_files_are_named_and_a_soft_limit_is_none() {
 }
 
 #[test]
+fn a_host_that_can_run_nothing_is_the_hosts_fault_wherever_it_shows() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    let mut child = tendon.command(&["verify", "--files", ".", "--check", "true"]);
+    let ran = Ran::new(child.env("TENDON_HAND", "/nonexistent/hand").output().unwrap(), &["verify"]);
+    ran.expect(4).says("/nonexistent/hand does not exist").says("hint: install tendon's `hand`");
+    tendon.run(&["doctor"]).expect(4);
+    tendon.run(&["runner", "stop"]).expect(0);
+}
+
+#[test]
 fn doctor_tells_what_the_host_can_do() {
     if !can_run() {
         return;

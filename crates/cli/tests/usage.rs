@@ -10,6 +10,8 @@ fn refused(args: &[&str], says: &[&str]) {
     let tendon = Tendon::new();
     std::fs::write(tendon.dir.path().join("file"), "x").unwrap();
     std::fs::write(tendon.dir.path().join("typo.toml"), "check = [\"true\"]").unwrap();
+    let lost = "checks = [\"true\"]\nsource = { repo = \"nowhere\" }";
+    std::fs::write(tendon.dir.path().join("lost.toml"), lost).unwrap();
     std::fs::write(tendon.dir.path().join("good.toml"), "checks = [\"true\"]").unwrap();
     std::fs::write(tendon.dir.path().join("bad.toml"), "checks = [").unwrap();
     let mut command = tendon.command(args);
@@ -42,6 +44,7 @@ fn a_verify_that_makes_no_sense() {
     refused(&["verify", "--repo", "file", "--check", "true"], &["is not a directory"]);
     refused(&["verify", "--files", "nowhere", "--check", "true"], &["nowhere"]);
     refused(&["verify", "--repo", "", "--check", "true"], &["--repo is empty"]);
+    refused(&["verify", "--repo", ".", "--ref", "", "--check", "true"], &["--ref is empty", "hint: name"]);
     refused(&["verify", "--repo", ".", "--check", "true", "--memory", "much"], &["not a size", "2GiB"]);
     refused(&["verify", "--repo", ".", "--check", "true", "--timeout", "soon"], &["not a duration"]);
     refused(&["verify", "--repo", ".", "--check", "true", "--cpus", "0"], &["not a number of CPUs"]);
@@ -85,6 +88,7 @@ fn a_spec_that_makes_no_sense() {
     refused(&["verify", "--spec", "bad.toml"], &["the spec is not TOML: line 1, column 11: unclosed array"]);
     refused(&["verify", "--spec", "nowhere.toml"], &["cannot read the spec", "No such file"]);
     refused(&["verify", "--spec", "typo.toml", "--check", "true"], &["cannot be used with"]);
+    refused(&["verify", "--spec", "lost.toml"], &["/nowhere", "hint: check `source` in the spec"]);
 }
 
 #[test]
@@ -93,6 +97,11 @@ fn a_command_that_is_none() {
     refused(&["branch", "create"], &["no source is named"]);
     refused(&["branch", "export", "x"], &["export to what?"]);
     refused(&["branch", "export", "x", "--git", "nowhere", "y"], &["nowhere", "No such file"]);
+    refused(
+        &["branch", "export", "x", "--git", "https://x.test/y", "z"],
+        &["not exported to a URL", "hint: name"],
+    );
+    refused(&["branch", "create", "--base", "base-x"], &["as `tendon base list` shows them"]);
     refused(&["branch", "read", "x", "../y"], &["name a path from the top"]);
     refused(&[], &["Usage"]);
 }

@@ -10,6 +10,7 @@ use proto::ids::{BranchId, ExecId, VerifyId};
 use proto::path::shown;
 use proto::repo;
 use proto::spec::command::join_command;
+use proto::units::counted;
 use proto::verify::{
     ChangedFiles, CommandReport, Outcome, OutputTail, OutputWanted, Phase, REPORT_VERSION, Report, Source,
     VerifyEvent, VerifyRequest,
@@ -528,6 +529,6 @@ fn source_shown(source: &Source) -> String {
         }
         Source::Directory { path, .. } => path.to_string(),
         Source::Branch { branch } => format!("branch {branch}"),
-        Source::Files { files } => format!("{} files", files.len()),
+        Source::Files { files } => counted(files.len() as u64, "file"),
     }
 }

@@ -129,7 +129,7 @@ pub struct BranchAt {
 pub struct ExportGit {
     /// Absolute path of the repository.
     pub repo: JsonBytes,
-    /// The full name of the ref, or a branch name.
+    /// The branch there, without `refs/heads/`.
     #[serde(rename = "ref")]
     pub name: String,
     /// The commit's message.

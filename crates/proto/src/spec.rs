@@ -181,8 +181,9 @@ fn source(value: &Value, base_dir: &Path) -> Result<Source, SpecError> {
         (Some(_), _) => Err(wrong("source.files", "a directory, or a table of path = \"content\"")),
         (None, Some(branch)) => {
             let id = text(branch, "source.branch", "a branch id")?;
-            let branch =
-                id.parse::<BranchId>().map_err(|_| wrong("source.branch", "a branch id, like br-…"))?;
+            let branch = id.parse::<BranchId>().map_err(|_| {
+                wrong("source.branch", "a branch id, like br-…, as `tendon branch list` shows them")
+            })?;
             Ok(Source::Branch { branch })
         }
         (None, None) => Err(wrong("source", one)),

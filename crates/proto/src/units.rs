@@ -99,6 +99,11 @@ pub fn parse_cpu_milli(text: &str) -> Result<u32, UnitError> {
     }
 }
 
+/// So many of something: `1 file`, `2 files`.
+pub fn counted(count: u64, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Bytes for people, in powers of 1024.
 pub fn show_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -262,6 +267,7 @@ mod tests {
 
     #[test]
     fn shown() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "file")), ["0 files", "1 file", "2 files"]);
         assert_eq!(show_bytes(1023), "1023 B");
         assert_eq!(show_bytes(1536), "1.5 KiB");
         assert_eq!(show_bytes(2 << 30), "2.0 GiB");

@@ -13,11 +13,11 @@ use proto::http::{
 };
 use proto::ids::BaseId;
 use proto::path::JsonBytes;
-use proto::spec::absolute;
+use proto::spec::{absolute, is_url};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::source::{SourceArgs, branch_path, find_branch, freeze, resolved_directory};
+use super::source::{HERE, SourceArgs, branch_path, find_branch, freeze, resolved_directory};
 use super::{App, branch_text, exec, file_error, host, number, tree_path, usage};
 use crate::Outcome;
 use crate::environment::current_dir;
@@ -144,7 +144,7 @@ struct CreateArgs {
     #[command(flatten)]
     source: SourceArgs,
     /// A base that exists
-    #[arg(long, value_name = "BASE", group = "source")]
+    #[arg(long, value_name = "BASE", group = "source", value_parser = base_id)]
     base: Option<BaseId>,
     /// A name for it
     #[arg(long)]
@@ -162,7 +162,7 @@ struct ExportArgs {
     /// As a tar archive to FILE, - for standard output
     #[arg(long, value_name = "FILE", group = "to")]
     tar: Option<PathBuf>,
-    /// As a commit on REF of the repository at REPO
+    /// As a commit on the new branch REF of the repository at REPO
     #[arg(long, num_args = 2, value_names = ["REPO", "REF"], group = "to")]
     git: Option<Vec<OsString>>,
     /// The commit's message
@@ -186,6 +186,11 @@ struct PathArgs {
     branch: String,
     /// A path in the branch
     path: PathBuf,
+}
+
+/// A base's id.
+fn base_id(text: &str) -> Result<BaseId, String> {
+    text.parse().map_err(|_| "give the id of a base, as `tendon base list` shows them".into())
 }
 
 impl BranchArgs {
@@ -355,8 +360,14 @@ async fn export_git(args: &ExportArgs, git: &[OsString], app: &App<'_>) -> Outco
     }
     let name =
         name.to_str().ok_or_else(|| usage("REF is not UTF-8", Some("name a branch of the repository")))?;
+    if is_url(repo) {
+        return Err(usage(
+            "a branch is not exported to a URL",
+            Some("name a repository on this machine, and push the branch from there"),
+        ));
+    }
     let repo = JsonBytes::of_path(&absolute(&current_dir()?, Path::new(repo)));
-    let repo = resolved_directory("export to the repository", &repo)?;
+    let repo = resolved_directory("export to the repository", &repo, HERE)?;
     let (name, message, author) = (name.to_owned(), args.message.clone(), args.author.clone());
     let request = ExportGit { repo, name, message, author };
     let path = branch_path(&args.branch);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use proto::api::{BaseInfo, BranchInfo};
 use proto::client::{Client, ClientError};
-use proto::error::ErrorBody;
+use proto::error::{Code, ErrorBody};
 use proto::http::FreezeEvent;
 use proto::path::JsonBytes;
 use proto::spec::{absolute, directory, is_url, repo_source};
@@ -15,6 +15,9 @@ use proto::verify::Source;
 
 use super::{App, file_error, usage};
 use crate::environment::current_dir;
+
+/// What helps with a path that leads nowhere.
+pub(crate) const HERE: &str = "check the path: a relative one starts in the current directory";
 
 /// Where the code comes from.
 #[derive(Args, Default)]
@@ -54,10 +57,13 @@ impl SourceArgs {
                 }
             }
             let Some(dir) = &self.files else { return Ok(None) };
-            return resolved(directory(&absolute(&current_dir()?, dir), true)).map(Some);
+            return resolved(directory(&absolute(&current_dir()?, dir), true), HERE).map(Some);
         };
         if repo.is_empty() {
             return Err(usage("--repo is empty", Some("name a directory or a URL")));
+        }
+        if self.rev.as_ref().is_some_and(String::is_empty) {
+            return Err(usage("--ref is empty", Some("name a branch, a tag or a commit")));
         }
         if self.include_ignored && (self.rev.is_some() || is_url(repo)) {
             return Err(usage(
@@ -66,14 +72,14 @@ impl SourceArgs {
             ));
         }
         let here = if is_url(repo) { PathBuf::new() } else { current_dir()? };
-        resolved(repo_source(repo, self.rev.as_deref(), self.include_ignored, &here)).map(Some)
+        resolved(repo_source(repo, self.rev.as_deref(), self.include_ignored, &here), HERE).map(Some)
     }
 }
 
 /// A source as the runner is to be told it. A path is resolved here: what it says may hold for this process alone
-/// (`/proc/self/cwd`, `/dev/fd/3`), and what is wrong with it is found out early.
-pub(crate) fn resolved(source: Source) -> Result<Source, ErrorBody> {
-    let directory = |path: &JsonBytes| resolved_directory("read the source", path);
+/// (`/proc/self/cwd`, `/dev/fd/3`), and what is wrong with it is found out early. `hint` is for one that is not there.
+pub(crate) fn resolved(source: Source, hint: &str) -> Result<Source, ErrorBody> {
+    let directory = |path: &JsonBytes| resolved_directory("read the source", path, hint);
     Ok(match source {
         Source::Git { repo, rev } if !is_url(OsStr::from_bytes(&repo.decode().unwrap_or_default())) => {
             Source::Git { repo: directory(&repo)?, rev }
@@ -86,11 +92,15 @@ pub(crate) fn resolved(source: Source) -> Result<Source, ErrorBody> {
 }
 
 /// The directory that an absolute path leads this process to.
-pub(crate) fn resolved_directory(what: &str, path: &JsonBytes) -> Result<JsonBytes, ErrorBody> {
+pub(crate) fn resolved_directory(what: &str, path: &JsonBytes, hint: &str) -> Result<JsonBytes, ErrorBody> {
     let path = path.decode_path().map_err(|error| usage(error, None))?;
     let found = std::fs::canonicalize(&path)
         .and_then(|real| std::fs::metadata(&real).map(|found| (real, found.is_dir())));
-    match found.map_err(|error| file_error(what, &path, &error))? {
+    let failed = |error: std::io::Error| {
+        let body = file_error(what, &path, &error);
+        if body.code == Code::NotFound { ErrorBody { hint: Some(hint.to_owned()), ..body } } else { body }
+    };
+    match found.map_err(failed)? {
         (real, true) => Ok(JsonBytes::of_path(&real)),
         (_, false) => Err(usage(
             format!("{} is not a directory", path.display()),

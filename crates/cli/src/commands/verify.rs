@@ -23,6 +23,8 @@ use super::{App, LimitArgs, body, branch_text, env_pair, file_error, host, usage
 use crate::Outcome;
 use crate::environment::current_dir;
 
+/// What helps with a source of a spec that leads nowhere.
+const SPEC_DIR: &str = "check `source` in the spec: a relative path starts in the directory of the spec";
 /// How often the progress line is drawn again.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -55,8 +57,8 @@ pub(crate) struct VerifyArgs {
     /// A branch that exists, as it is now, by id or name; it is not changed
     #[arg(long, value_name = "BRANCH", group = "source", help_heading = "Source", value_parser = branch_text)]
     branch: Option<String>,
-    /// A file that declares all of this, see below; what is given here besides is stronger. `source` in it may be absent:
-    /// then it is the directory that the file is in
+    /// A file that declares all of this, see below. Its commands are the only ones; a source and limits that are given here
+    /// besides are stronger, and variables are added. Without `source` in it, the source is the directory that the file is in
     #[arg(long, value_name = "FILE", conflicts_with_all = ["setup", "check"])]
     spec: Option<PathBuf>,
     /// A command that prepares; a failure ends the run. May be repeated
@@ -115,7 +117,7 @@ fn request(args: &VerifyArgs) -> Result<VerifyRequest, ErrorBody> {
             let request = read_spec(file)?;
             let given = args.source.names_one() || args.branch.is_some();
             VerifyRequest {
-                source: if given { request.source } else { resolved(request.source)? },
+                source: if given { request.source } else { resolved(request.source, SPEC_DIR)? },
                 ..request
             }
         }
