@@ -178,6 +178,39 @@ fn a_path_means_what_it_means_to_who_names_it() {
 }
 
 #[test]
+fn what_fails_for_want_of_a_network_says_what_would_help() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let warned = |script: &str, status: i32| {
+        let check = format!("sh -c '{script}'");
+        let report = tendon.json(status, &["verify", "--repo", path(&repo), "--check", &check]);
+        report["warnings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|text| text.as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    for (says, hint) in [
+        ("ERROR: No matching distribution found for flask", "pip download"),
+        ("npm ERR! code ENOTCACHED", "npm ci"),
+        ("As a reminder, you are using offline mode", ""),
+        ("error: attempting to make an HTTP request, but --offline was specified", "cargo fetch"),
+    ] {
+        let warnings = warned(&format!("echo \"{says}\" >&2; exit 1"), 1);
+        assert_eq!(warnings.len(), usize::from(!hint.is_empty()), "{warnings:?}");
+        assert!(warnings.iter().all(|warning| warning.contains(hint)), "{warnings:?}");
+        assert!(warned(&format!("echo \"{says}\""), 0).is_empty());
+    }
+    if testkit::have(Need::Pip) {
+        let warnings = warned("python3 -m pip install package-that-is-nowhere", 1);
+        assert!(warnings.len() == 1 && warnings[0].contains("~/.cache/tendon/wheels"), "{warnings:?}");
+    }
+}
+
+#[test]
 fn a_branch_is_verified_without_being_changed() {
     if !can_run() {
         return;

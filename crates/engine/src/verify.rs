@@ -23,6 +23,7 @@ use vfs::{Actor, Cancel, Clock as _, DirSource, GitSource, SystemClock};
 
 use crate::below::Below;
 use crate::disk::{self, Watched};
+use crate::hints;
 use crate::id;
 use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
@@ -354,7 +355,10 @@ impl Run<'_> {
             ran.warnings.push(format!("before `{}`: {LEFTOVERS_ENDED}", join_command(argv)));
         }
         let changed = self.scan(branch, &Actor::exec(&exec), Some(join_command(argv)), ran).await?;
-        Ok(report(phase, argv, exec, ended, outlet, changed))
+        let report = report(phase, argv, exec, ended, outlet, changed);
+        let hint = hints::offline(&report).map(str::to_owned);
+        ran.warnings.extend(hint.filter(|hint| !ran.warnings.contains(hint)));
+        Ok(report)
     }
 
     async fn scan(
