@@ -234,7 +234,7 @@ impl Blobs {
                 self.unsynced().insert(*hash);
                 self.lost().remove(hash);
                 // Not over what another scan is syncing now.
-                match renameat_with(CWD, tmp, CWD, &self.pending(hash), RenameFlags::NOREPLACE) {
+                match renameat_with(CWD, tmp, CWD, self.pending(hash), RenameFlags::NOREPLACE) {
                     Err(Errno::EXIST) => std::fs::remove_file(tmp),
                     renamed => Ok(renamed?),
                 }
