@@ -13,10 +13,11 @@ mod verify;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use proto::client::Client;
 use proto::error::{Code, Coded, ErrorBody};
 
+pub(crate) use self::exec::FAILED;
 use crate::output::Output;
 use crate::{Outcome, environment};
 
@@ -39,7 +40,8 @@ Examples:
   tendon audit log --branch fix
 
 Exit status: 0 passed · 1 a check failed · 2 bad usage or input · 3 refused by policy or a limit ·
-             4 the host or the runner is at fault · 70 a defect of tendon · 130 cancelled";
+             4 the host or the runner is at fault · 70 a defect of tendon · 130 cancelled.
+             `tendon branch exec` ends with its command's: see its help.";
 
 /// What every command takes.
 #[derive(Args)]
@@ -62,6 +64,20 @@ enum Command {
     Config(config::ConfigArgs),
     Runner(runner::RunnerArgs),
     Completions(completions::CompletionsArgs),
+}
+
+impl Tendon {
+    /// Whether it is `branch exec`.
+    pub(crate) fn is_exec(&self) -> bool {
+        matches!(&self.command, Command::Branch(args) if args.is_exec())
+    }
+
+    /// Whether arguments that make no sense are those of `branch exec`.
+    pub(crate) fn looks_like_exec() -> bool {
+        let parsed = Self::command().ignore_errors(true).try_get_matches().ok();
+        let branch = parsed.as_ref().and_then(|parsed| parsed.subcommand_matches("branch"));
+        branch.is_some_and(|branch| branch.subcommand_name() == Some("exec"))
+    }
 }
 
 /// What a command works with.

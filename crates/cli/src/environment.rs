@@ -1,7 +1,7 @@
 //! What the command line takes from its environment: the one place that reads it.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use proto::error::ErrorBody;
 
@@ -12,24 +12,27 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// The state directory: the flag, `TENDON_STATE_DIR`, or XDG's state home.
+/// The state directory: see [`proto::place::state_dir`].
 pub(crate) fn state_dir(flag: Option<PathBuf>) -> Result<PathBuf, ErrorBody> {
-    let dir = flag
-        .or_else(|| variable("TENDON_STATE_DIR").map(PathBuf::from))
-        .or_else(|| home("XDG_STATE_HOME").map(|home| home.join("tendon")))
-        .or_else(|| home("HOME").map(|home| home.join(".local/state/tendon")))
-        .ok_or_else(|| {
-            usage(
-                "there is no state directory: HOME is not set to an absolute path",
-                Some("give one with --state-dir"),
-            )
-        })?;
-    if dir.is_absolute() { Ok(dir) } else { Ok(current_dir()?.join(dir)) }
+    let dir = proto::place::state_dir(flag, variable).ok_or_else(|| {
+        usage(
+            "there is no state directory: HOME is not set to an absolute path",
+            Some("give one with --state-dir"),
+        )
+    })?;
+    let dir = if dir.is_absolute() { dir } else { current_dir()?.join(dir) };
+    Ok(resolved(&dir))
 }
 
-/// A directory that a variable names; a relative one is none, as XDG's specification has it.
-fn home(name: &str) -> Option<PathBuf> {
-    variable(name).map(PathBuf::from).filter(|path| path.is_absolute())
+/// `dir` as the runner is to be told it: what it says may hold for this process alone (`/proc/self/cwd`). What does not
+/// exist yet stays as it is.
+fn resolved(dir: &Path) -> PathBuf {
+    let known = dir.ancestors().find_map(|part| Some((part, std::fs::canonicalize(part).ok()?)));
+    match known {
+        // By its components: what is joined with nothing would end in a slash.
+        Some((part, real)) => real.join(dir.strip_prefix(part).unwrap_or(dir)).components().collect(),
+        None => dir.to_owned(),
+    }
 }
 
 /// The directory that relative paths are taken from.

@@ -14,7 +14,7 @@ use clap::Parser as _;
 use clap::error::ErrorKind;
 use proto::error::{Code, ErrorBody};
 
-use crate::commands::Tendon;
+use crate::commands::{FAILED, Tendon};
 use crate::output::Output;
 
 /// What a command returns: the exit status, or the error to print.
@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Err(error) => return bad_usage(&error),
     };
     let output = Output::new(tendon.global.json);
+    let exec = tendon.is_exec();
     let status = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
             let outcome = runtime.block_on(commands::run(tendon, &output));
@@ -36,7 +37,15 @@ fn main() -> ExitCode {
         Err(error) => Err(commands::host(format!("cannot start: {error}"))),
     };
     let status = status.and_then(|status| output.finish(status));
-    ExitCode::from(status.unwrap_or_else(|error| output.error(&error)))
+    ExitCode::from(status.unwrap_or_else(|error| {
+        output.error(&error);
+        error_status(&error, exec)
+    }))
+}
+
+/// The exit status of an error. That of `branch exec` is the command's: what goes wrong before it ends has one of its own.
+fn error_status(error: &ErrorBody, exec: bool) -> u8 {
+    if exec && error.code != Code::Cancelled { FAILED } else { error.code.exit_status() }
 }
 
 /// Help and versions, and arguments that make no sense: with `--json` among them the error is a record, too.
@@ -45,7 +54,10 @@ fn bad_usage(error: &clap::Error) -> ExitCode {
     let output = Output::new(json);
     if !error.use_stderr() {
         output.written(error.print());
-        return ExitCode::from(output.finish(0).unwrap_or_else(|error| output.error(&error)));
+        return ExitCode::from(output.finish(0).unwrap_or_else(|error| {
+            output.error(&error);
+            error_status(&error, false)
+        }));
     }
     let text = error.render().to_string();
     if json {
@@ -57,7 +69,7 @@ fn bad_usage(error: &clap::Error) -> ExitCode {
     } else {
         let _ = error.print();
     }
-    ExitCode::from(Code::Usage.exit_status())
+    ExitCode::from(error_status(&commands::usage("", None), Tendon::looks_like_exec()))
 }
 
 /// The parser's text as a record: its first paragraph is the message, its tip the hint.

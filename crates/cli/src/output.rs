@@ -1,6 +1,6 @@
 //! All printing: data on standard output, everything else on standard error.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,8 @@ pub(crate) struct Output {
     started: Instant,
     /// Why standard output, or what is passed on to standard error, could not be written.
     broken: RefCell<Option<io::Error>>,
+    /// A record was printed.
+    recorded: Cell<bool>,
 }
 
 impl Output {
@@ -56,6 +58,7 @@ impl Output {
             progress: err && !dumb_terminal(),
             started: Instant::now(),
             broken: RefCell::default(),
+            recorded: Cell::default(),
         }
     }
 
@@ -101,8 +104,9 @@ impl Output {
         }
     }
 
-    /// Prints a record as JSON.
+    /// Prints a record as JSON: the only one of this run.
     pub(crate) fn json(&self, record: &impl Serialize) {
+        self.recorded.set(true);
         match serde_json::to_string_pretty(record) {
             Ok(text) => self.line(text),
             Err(error) => self.note(&format!("the record can't be printed: {error}")),
@@ -146,14 +150,18 @@ impl Output {
         self.json(&json!({ "version": 1, "error": error }));
     }
 
-    /// Prints an error and returns the exit status for it.
-    pub(crate) fn error(&self, error: &ErrorBody) -> u8 {
-        self.clear_progress();
-        if self.json {
+    /// Prints an error; with `--json` it is the record, unless one was printed already.
+    pub(crate) fn error(&self, error: &ErrorBody) {
+        if self.json && !self.recorded.get() {
             self.error_record(error);
         }
+        self.complain(error);
+    }
+
+    /// Prints an error for people.
+    pub(crate) fn complain(&self, error: &ErrorBody) {
+        self.clear_progress();
         let _ = std::io::stderr().lock().write_all(render_error(error, self.colour_err).as_bytes());
-        error.code.exit_status()
     }
 
     /// `text` in a colour, if standard output shows colours.

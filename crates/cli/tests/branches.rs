@@ -54,7 +54,7 @@ fn an_exec_has_its_streams_and_its_status() {
     let ran = tendon
         .run_with(&["branch", "exec", "fix", "--", "sh", "-c", "cat; echo err >&2; exit 7"], b"in\0\xff");
     ran.expect(7);
-    assert_eq!((&ran.bytes[..], ran.stderr.as_str()), (&b"in\0\xff"[..], "err\n"));
+    assert_eq!((&ran.bytes[..], ran.stderr.lines().next()), (&b"in\0\xff"[..], Some("err")));
     tendon.text(&[
         "branch",
         "exec",
@@ -81,13 +81,51 @@ fn an_exec_has_its_streams_and_its_status() {
         ]),
         "/work/dir\nb c"
     );
-    tendon.run(&["branch", "exec", "fix", "--", "no-such-program"]).expect(2).says("no-such-program");
-    tendon
-        .run(&["branch", "exec", "fix", "--timeout", "1s", "--", "sleep", "60"])
-        .expect(124)
-        .says("timed out");
     let log = tendon.text(&["audit", "log", "--branch", "fix"]);
     assert!(log.contains("exec:ex-") && log.contains("a.txt"), "{log}");
+}
+
+#[test]
+fn an_exec_tells_its_own_failures_from_the_commands() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    tendon.run_with(&["branch", "write", "fix", "odd", "--executable"], b"#!/nonexistent/sh\n").expect(0);
+    for (status, args, outcome, says) in [
+        (7, &["--", "sh", "-c", "exit 7"][..], "exited", ""),
+        (2, &["--", "sh", "-c", "exit 2"], "exited", ""),
+        (143, &["--", "sh", "-c", "kill $$"], "signalled", "ended by signal 15"),
+        (124, &["--timeout", "1s", "--", "sleep", "60"], "timed_out", "timed out after 1.0 s"),
+        (127, &["--", "no-such-program"], "not_started", "error: `no-such-program` was not found"),
+        (127, &["--", "./nowhere"], "not_started", "error: `./nowhere` was not found"),
+        (126, &["--", "./a.txt"], "not_started", "error: `./a.txt` can't be executed"),
+        (126, &["--", "./odd"], "not_started", "the interpreter that it names"),
+        (125, &["--cwd", "../x", "--", "true"], "", "error: "),
+        (125, &["--memory", "1", "--", "true"], "", "error: the limit memory"),
+        (125, &["--memory", "much", "--", "true"], "", "not a size"),
+        (125, &["--env", "A", "--", "true"], "", "NAME=VALUE"),
+        (125, &["--", ""], "", "error: the command is empty"),
+        (125, &["--frobnicate", "--", "true"], "", "unexpected argument"),
+    ] {
+        let args = [&["branch", "exec", "fix"], args].concat();
+        tendon.run(&args).expect(status).says(says);
+        // One document, whatever happens, with its version.
+        let at = args.iter().position(|word| *word == "--").unwrap();
+        let ran = tendon.run(&[&args[..at], &["--json"], &args[at..]].concat());
+        ran.expect(status).says(says);
+        let record: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(record["version"], 1, "{args:?}");
+        assert_eq!(record["outcome"]["how"].as_str().unwrap_or_default(), outcome, "{args:?}: {record}");
+        assert_eq!(record["error"].is_object(), outcome.is_empty(), "{args:?}: {record}");
+    }
+    tendon.run(&["--json", "branch", "exec", "nowhere", "--", "true"]).expect(125).says("no branch");
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let args = ["branch", "exec", "fix", "--json", "--", "echo", "x"];
+    let output = tendon.command(&args).stdout(std::process::Stdio::piped()).stderr(full).output().unwrap();
+    let ran = Ran::new(output, &args);
+    ran.expect(125);
+    serde_json::from_str::<serde_json::Value>(&ran.stdout).unwrap();
 }
 
 #[test]
@@ -199,7 +237,7 @@ fn daemons_that_fill_the_process_limit_do_not_keep_the_next_command_from_startin
         tendon.run(&["branch", "read", "fix", "up"]).status == 0
     });
     exec(fill, b"").expect(2);
-    exec("true", b"").expect(2).says("process limit is reached");
+    exec("true", b"").expect(126).says("process limit is reached");
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"go\n").unwrap();
     Ran::new(child.wait_with_output().unwrap(), &args).expect(0);
 }
@@ -287,7 +325,8 @@ fn output_that_cannot_be_written_is_an_error() {
     ] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let output = tendon.command(args).stdout(full).stderr(std::process::Stdio::piped()).output().unwrap();
-        Ran::new(output, args).expect(4).says("the output could not be written").says("No space left");
+        let status = if args.contains(&"exec") { 125 } else { 4 };
+        Ran::new(output, args).expect(status).says("the output could not be written").says("No space left");
     }
 }
 
@@ -394,22 +433,31 @@ fn a_wrong_path_is_told_with_what_to_do() {
     for top in [".", "./", "/"] {
         assert_eq!(tendon.text(&["branch", "ls", "fix", top]), tendon.text(&["branch", "ls", "fix"]));
     }
-    tendon.run(&["branch", "exec", "fix", "--cwd", "/etc", "--", "true"]).expect(2).says("hint: name a path");
+    tendon
+        .run(&["branch", "exec", "fix", "--cwd", "/etc", "--", "true"])
+        .expect(125)
+        .says("hint: name a path");
     for path in ["nosuch", "a.txt/x"] {
         tendon.run(&["branch", "read", "fix", path]).expect(2).says("hint: see what there is");
     }
     tendon.run(&["branch", "read", "fix", "dir"]).expect(2).says("hint: list it");
+    tendon.run(&["branch", "ls", "fix", "a.txt"]).expect(2).says("where a directory is wanted");
     let export = |repo: &str, name: &str, author: &str| {
         tendon.run(&["branch", "export", "fix", "--git", repo, name, "--author", author])
     };
     let (good, author) = (repo.path().to_str().unwrap(), "A B <a@b>");
     export("", "x", author).expect(2).says("hint: name the directory");
-    export("nosuch", "x", author).expect(2).says("hint: name a git repository");
-    export(good, "", author).expect(2).says("hint: name a branch");
+    export("nosuch", "x", author).expect(2).says("hint: check the path");
+    for name in ["", "HEAD", "refs/heads/x", "a b"] {
+        export(good, name, author).expect(2).says("hint: name a branch");
+    }
     export(good, "x", "nobody").expect(2).says("hint: write it as");
     tendon.run(&["verify", "--repo", good, "--pids", "4294967295", "--check", "true"]).expect(0);
     let refused = tendon.run(&["verify", "--repo", good, "--memory", "1", "--check", "true"]);
-    refused.expect(3).says("the limit memory = 1B is less").says("with --memory or limits.memory in a spec");
+    refused
+        .expect(3)
+        .says("the limit memory = 1B is less than the smallest, 32MiB")
+        .says("with --memory or limits.memory in a spec");
     let ran = tendon.run(&["verify", "--repo", good, "--ref", &long, "--check", "true"]);
     ran.expect(2).says("no ref");
     assert!(ran.stderr.len() < 1000, "{}", ran.stderr.len());

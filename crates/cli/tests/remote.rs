@@ -271,17 +271,9 @@ fn what_would_run_a_program_is_no_address_and_no_ref() {
         ran.expect(2).says("error:");
         assert!(!ran.stderr.contains("panicked"), "{ran:?}");
     }
-    for rev in [
-        &pack,
-        "-x",
-        "--all",
-        "",
-        "a b",
-        "main:refs/heads/x",
-        "refs/heads/main:refs/heads/x",
-        "x\ny",
-        "@{-1}",
-    ] {
+    for rev in
+        [&pack, "-x", "--all", "a b", "main:refs/heads/x", "refs/heads/main:refs/heads/x", "x\ny", "@{-1}"]
+    {
         tendon
             .run(&["verify", "--repo", &file, &format!("--ref={rev}"), "--check", "true"])
             .expect(2)

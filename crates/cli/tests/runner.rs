@@ -174,12 +174,36 @@ fn configuration_has_layers_and_typos_are_named() {
     let tendon = Tendon::new();
     let file = tendon.dir.path().join("config/tendon/config.toml");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-    std::fs::write(&file, "[runner]\nwarm_hand_max = 3").unwrap();
+    let shown = file.display().to_string();
+    testkit::process::run(testkit::process::command("mkfifo").arg(&file));
     tendon
         .run(&["config", "list"])
         .expect(2)
-        .says("unknown key `runner.warm_hand_max`")
-        .says("did you mean `runner.warm_hands_max`?");
+        .says(&format!("error: the configuration {shown} is not a file"));
+    std::fs::remove_file(&file).unwrap();
+    for (text, says, hint) in [
+        (
+            "[runner]\nwarm_hand_max = 3",
+            "unknown key `runner.warm_hand_max` in FILE, line 2",
+            "did you mean `runner.warm_hands_max`?",
+        ),
+        (
+            "[limits]\nwall_ms_max = 0",
+            "`limits.wall_ms_max` in FILE, line 2 is 0, less than the smallest value, 1",
+            "write 1 or more",
+        ),
+        (
+            "\n[limits]\npids_max = \"x\"",
+            "`limits.pids_max` in FILE, line 3 is \"x\"",
+            "write a whole number from 0 to 4294967295",
+        ),
+        ("[limits", "the configuration FILE is not TOML: line 1, column 8: ", ""),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let ran = tendon.run(&["config", "list"]);
+        ran.expect(2).says(&format!("error: {}", says.replace("FILE", &shown)));
+        ran.says(&if hint.is_empty() { String::new() } else { format!("hint: {hint}\n") });
+    }
     std::fs::write(&file, "[runner]\nwarm_hands_max = 3\nengine = \"auto\"").unwrap();
     let mut list = tendon.command(&["config", "list", "--json"]);
     list.env("TENDON_RUNNER_ENGINE", "copy");
@@ -193,6 +217,39 @@ fn configuration_has_layers_and_typos_are_named() {
     assert_eq!(of("runner.warm_hands_max"), ("3".into(), file.to_str().unwrap().to_owned()));
     assert_eq!(of("runner.engine"), ("\"copy\"".into(), "environment TENDON_RUNNER_ENGINE".into()));
     assert_eq!(of("runner.warm_idle_ms_max").1, "built-in");
+}
+
+#[test]
+fn too_few_open_files_are_named_and_a_soft_limit_is_none() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    let limited = |option: &str| {
+        let ready = tendon.command(&["branch", "list"]);
+        let mut shell = testkit::process::command("sh");
+        shell.args(["-c", &format!("ulimit {option} && exec \"$@\""), "sh"]).arg(ready.get_program());
+        shell.args(ready.get_args()).envs(ready.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        Ran::new(shell.output().unwrap(), &[option])
+    };
+    limited("-n 20")
+        .expect(4)
+        .says("the runner may open only 20 files, and needs 512")
+        .says("hint: raise the limit");
+    limited("-Sn 20").expect(0);
+}
+
+#[test]
+fn a_host_that_can_run_nothing_is_the_hosts_fault_wherever_it_shows() {
+    if !can_run() {
+        return;
+    }
+    let tendon = Tendon::new();
+    let mut child = tendon.command(&["verify", "--files", ".", "--check", "true"]);
+    let ran = Ran::new(child.env("TENDON_HAND", "/nonexistent/hand").output().unwrap(), &["verify"]);
+    ran.expect(4).says("/nonexistent/hand does not exist").says("hint: install tendon's `hand`");
+    tendon.run(&["doctor"]).expect(4);
+    tendon.run(&["runner", "stop"]).expect(0);
 }
 
 #[test]

@@ -152,6 +152,85 @@ fn each_source_and_the_spec() {
 }
 
 #[test]
+fn a_path_means_what_it_means_to_who_names_it() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    repo.file("verify.toml", "checks = [\"sh check.sh\"]\nsource = { repo = \"/proc/self/cwd\" }\n");
+    repo.file("piped.toml", "checks = [\"sh check.sh\"]\n");
+    // The runner's current directory and its descriptors are others.
+    tendon.text(&["branch", "create", "--files", "."]);
+    let script = |script: &str| {
+        let command = tendon.command(&[]);
+        let mut shell = testkit::process::command("sh");
+        for (name, value) in command.get_envs() {
+            shell.env(name, value.unwrap());
+        }
+        shell.args(["-c", script]).arg(command.get_args().nth(3).unwrap()).current_dir(repo.path());
+        let ran = Ran::new(shell.output().unwrap(), &[script]);
+        ran.expect(0);
+        serde_json::from_str::<Value>(&ran.stdout).unwrap()
+    };
+    for args in [
+        "verify --repo /proc/self/cwd --check 'sh check.sh'",
+        "verify --files /dev/fd/9 --check 'sh check.sh' 9<.",
+        "verify --repo . --check 'sh check.sh'",
+        "verify --spec verify.toml",
+        "verify --spec /dev/stdin < piped.toml",
+        "verify --spec /dev/fd/9 9<piped.toml",
+        "cat piped.toml | \"$0\" verify --json --spec /dev/stdin; true",
+    ] {
+        let args = if args.contains("$0") { args.to_owned() } else { format!("\"$0\" --json {args}") };
+        assert_eq!(script(&args)["source"], path(&repo), "{args}");
+    }
+    let by_ref = script("\"$0\" --json verify --repo /proc/self/cwd/. --ref main --check 'sh check.sh'");
+    assert_eq!(by_ref["source"], format!("{} at main", path(&repo)));
+    let branch = script("\"$0\" --json branch create --repo .")["branch"]["id"].as_str().unwrap().to_owned();
+    script(&format!(
+        "\"$0\" branch write {branch} more < answer && \"$0\" --json branch export {branch} --git /proc/self/cwd out"
+    ));
+    assert!(repo.git(&["show", "--stat", "out"]).contains("more"));
+    script(
+        "\"$0\" --json --state-dir /proc/self/cwd/ignored branch list; \"$0\" --state-dir ignored runner stop",
+    );
+    assert!(repo.path().join("ignored/run").exists());
+}
+
+#[test]
+fn what_fails_for_want_of_a_network_says_what_would_help() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let warned = |script: &str, status: i32| {
+        let check = format!("sh -c '{script}'");
+        let report = tendon.json(status, &["verify", "--repo", path(&repo), "--check", &check]);
+        report["warnings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|text| text.as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    for (says, hint) in [
+        ("ERROR: No matching distribution found for flask", "pip download"),
+        ("npm ERR! code ENOTCACHED", "npm ci"),
+        ("As a reminder, you are using offline mode", ""),
+        ("error: attempting to make an HTTP request, but --offline was specified", "cargo fetch"),
+    ] {
+        let warnings = warned(&format!("echo \"{says}\" >&2; exit 1"), 1);
+        assert_eq!(warnings.len(), usize::from(!hint.is_empty()), "{warnings:?}");
+        assert!(warnings.iter().all(|warning| warning.contains(hint)), "{warnings:?}");
+        assert!(warned(&format!("echo \"{says}\""), 0).is_empty());
+    }
+    if testkit::have(Need::Pip) {
+        let warnings = warned("python3 -m pip install package-that-is-nowhere", 1);
+        assert!(warnings.len() == 1 && warnings[0].contains("~/.cache/tendon/wheels"), "{warnings:?}");
+    }
+}
+
+#[test]
 fn a_branch_is_verified_without_being_changed() {
     if !can_run() {
         return;
@@ -363,7 +442,8 @@ fn the_branch_of_a_verify_that_runs_is_its_own() {
         &["branch", "drop", &branch],
         &["branch", "exec", &branch, "--", "true"],
     ] {
-        tendon.run(args).expect(2).says("something runs on branch");
+        let status = if args.contains(&"exec") { 125 } else { 2 };
+        tendon.run(args).expect(status).says("something runs on branch");
     }
     tendon.run_with(&["branch", "write", &branch, "go"], b"").expect(0);
     Ran::new(child.wait_with_output().unwrap(), &args).expect(0);

@@ -1,13 +1,16 @@
 //! Configuration: built-in < system < user < environment < flag, and where each value came from. Nothing inside a branch or a
 //! repository is ever read as configuration.
 
+mod layers;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hands::HandsOptions;
+use policy::{BadValue, Bound};
 use proto::error::{Code, Coded};
 use proto::http::{ConfigReply, ConfigValue};
 use proto::nearest::nearest;
@@ -15,12 +18,15 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 use vfs::{EngineChoice, StoreOptions, SystemClock};
 
-use crate::limits::CONFIG_BYTES_MAX;
+pub use layers::Layer;
 
-/// The system's file.
-const SYSTEM_FILE: &str = "/etc/tendon/config.toml";
 /// The built-in layer's name.
 const BUILT_IN: &str = "built-in";
+/// Characters of a wrong value that are shown.
+const VALUE_CHARS_MAX: usize = 60;
+
+/// The dotted names of all settings and their built-in values. An empty table as value takes any key below it.
+type Known = BTreeMap<String, serde_json::Value>;
 
 /// All settings of a runner.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -66,6 +72,9 @@ pub enum Engine {
     Copy,
 }
 
+/// The bounds of the runner's own settings.
+const BOUNDS: [Bound; 1] = [Bound::from("runner.warm_hands_max", 1)];
+
 /// Why the configuration can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -77,106 +86,120 @@ pub enum ConfigError {
         /// Why.
         source: io::Error,
     },
-    /// A file is not TOML.
-    #[error("the configuration {} is not TOML: {text}", path.display())]
-    Toml {
+    /// A file can be none.
+    #[error("the configuration {} {text}", path.display())]
+    Unfit {
         /// The file.
         path: PathBuf,
         /// Why.
         text: String,
     },
+    /// A file is not TOML.
+    #[error("the configuration {origin} is not TOML: {text}")]
+    Toml {
+        /// The file.
+        origin: String,
+        /// Where and why.
+        text: String,
+    },
     /// A key that means nothing.
-    #[error("unknown key `{key}` in {origin}")]
+    #[error("unknown key `{key}` in {place}")]
     UnknownKey {
         /// Dotted.
         key: String,
-        /// Which layer.
-        origin: String,
+        /// Which layer, and where in it.
+        place: String,
         /// The known key that was most likely meant.
         nearest: Option<String>,
     },
-    /// A value of a wrong type or range.
-    #[error("wrong value in {origin}: {text}")]
+    /// A value of a wrong type.
+    #[error("`{key}` in {place} is {value}")]
     Value {
-        /// Which layer.
-        origin: String,
-        /// What is wrong.
-        text: String,
+        /// Dotted.
+        key: String,
+        /// Which layer, and where in it.
+        place: String,
+        /// What it is.
+        value: String,
+        /// What it must be.
+        want: String,
+    },
+    /// A value that makes no sense.
+    #[error("`{}` in {place} {}", bad.key, bad.problem)]
+    Range {
+        /// Which layer, and where in it.
+        place: String,
+        /// Which, and why.
+        bad: BadValue,
     },
 }
 
 impl Coded for ConfigError {
     fn code(&self) -> Code {
         match self {
-            Self::Read { .. } => Code::BadInput,
-            Self::Toml { .. } | Self::UnknownKey { .. } | Self::Value { .. } => Code::Usage,
+            Self::Read { .. } | Self::Unfit { .. } => Code::BadInput,
+            Self::Toml { .. } | Self::UnknownKey { .. } | Self::Value { .. } | Self::Range { .. } => {
+                Code::Usage
+            }
         }
     }
     fn hint(&self) -> Option<String> {
         match self {
             Self::UnknownKey { nearest: Some(nearest), .. } => Some(format!("did you mean `{nearest}`?")),
-            Self::UnknownKey { .. } => Some("see what is known with: tendon config list".into()),
-            Self::Read { .. } | Self::Toml { .. } | Self::Value { .. } => None,
+            Self::UnknownKey { .. } => Some("docs/configuration.md lists all settings".into()),
+            Self::Value { want, .. } => Some(format!("write {want}")),
+            Self::Range { bad, .. } => Some(bad.allowed.clone()),
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some("let the user read it whom the runner runs as".into())
+            }
+            Self::Unfit { .. } => Some("write TOML text, or remove it".into()),
+            Self::Read { .. } | Self::Toml { .. } => None,
         }
     }
-}
-
-/// One layer: where it came from, and what it says.
-#[derive(Clone, Debug)]
-pub struct Layer {
-    /// A file's path, `environment NAME`, or `flag`.
-    pub origin: String,
-    /// Its settings.
-    pub table: Table,
 }
 
 impl Settings {
     /// Reads all layers of this process: the system's and the user's file, the environment, and the file that a flag names.
     pub fn load(flag: Option<&Path>) -> Result<Self, ConfigError> {
-        let mut layers = Vec::new();
-        for path in [Some(PathBuf::from(SYSTEM_FILE)), user_file()].into_iter().flatten() {
-            layers.extend(read_layer(&path, false)?);
-        }
-        layers.extend(environment(&known(), variable));
-        if let Some(path) = flag {
-            layers.extend(
-                read_layer(path, true)?
-                    .map(|layer| Layer { origin: format!("flag {}", path.display()), ..layer }),
-            );
-        }
-        Self::from_layers(layers)
+        Self::from_layers(layers::all(flag, &known())?)
     }
 
     /// Puts layers over the built-in values, later ones over earlier ones.
     pub fn from_layers(layers: Vec<Layer>) -> Result<Self, ConfigError> {
         let known = known();
         let mut merged = Table::new();
-        let mut settings = Self::default();
         let mut origins = BTreeMap::new();
-        for Layer { origin, table } in layers {
-            for (key, _) in leaves(&table, &known) {
+        let mut places = BTreeMap::new();
+        for layer in layers {
+            for (key, value) in leaves(&layer.table, &known) {
+                let place = layer.place(&key);
                 if !is_known(&key, &known) {
                     let nearest = nearest(&key, known.keys().map(String::as_str)).map(str::to_owned);
-                    return Err(ConfigError::UnknownKey { key, origin, nearest });
+                    return Err(ConfigError::UnknownKey { key, place, nearest });
                 }
-                origins.insert(key, origin.clone());
+                if !fits(&key, value.clone()) {
+                    let want = wanted(&key, &known);
+                    let value = value.to_string().chars().take(VALUE_CHARS_MAX).collect();
+                    return Err(ConfigError::Value { key, place, value, want });
+                }
+                places.insert(key.clone(), place);
+                origins.insert(key, layer.origin.clone());
             }
-            merge(&mut merged, table);
-            // After each layer, so that an error is the layer's that brought it.
-            settings = Value::Table(merged.clone()).try_into().map_err(|error: toml::de::Error| {
-                ConfigError::Value { origin, text: one_line(&error.to_string()) }
-            })?;
+            merge(&mut merged, layer.table);
         }
-        for (key, id) in [("hand.uid", settings.policy.hand.uid), ("hand.gid", settings.policy.hand.gid)] {
-            // The last one means "leave it as it is" to the kernel, which is root's.
-            if id == 0 || id == u32::MAX {
-                let origin = origins.get(key).cloned().unwrap_or_default();
-                let text = format!("`{key}` is {id}: code in a hand must be nobody's that matters");
-                return Err(ConfigError::Value { origin, text });
-            }
-        }
+        // Each of its values fits.
+        let mut settings: Self = Value::Table(merged).try_into().unwrap_or_default();
+        settings.check().map_err(|bad| {
+            let place = places.get(bad.key).map_or(BUILT_IN, String::as_str).to_owned();
+            ConfigError::Range { place, bad }
+        })?;
         settings.origins = origins;
         Ok(settings)
+    }
+
+    fn check(&self) -> Result<(), BadValue> {
+        self.policy.check()?;
+        BOUNDS[0].check(u64::from(self.runner.warm_hands_max))
     }
 
     /// Each setting with its value and origin.
@@ -207,7 +230,7 @@ impl Settings {
     ) -> HandsOptions {
         HandsOptions {
             config: self.policy.hand.clone(),
-            home: variable("HOME").filter(|home| !home.is_empty()).map(PathBuf::from),
+            home: layers::variable("HOME").map(PathBuf::from),
             env: std::env::vars_os()
                 .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
                 .collect(),
@@ -217,12 +240,11 @@ impl Settings {
     }
 }
 
-/// The dotted names of all settings and their built-in values. An empty table as value takes any key below it.
-fn known() -> BTreeMap<String, serde_json::Value> {
+fn known() -> Known {
     flat(&Settings::default())
 }
 
-fn flat(settings: &Settings) -> BTreeMap<String, serde_json::Value> {
+fn flat(settings: &Settings) -> Known {
     let mut out = BTreeMap::new();
     if let Ok(value) = serde_json::to_value(settings) {
         flatten("", value, &mut out);
@@ -230,7 +252,7 @@ fn flat(settings: &Settings) -> BTreeMap<String, serde_json::Value> {
     out
 }
 
-fn flatten(prefix: &str, value: serde_json::Value, out: &mut BTreeMap<String, serde_json::Value>) {
+fn flatten(prefix: &str, value: serde_json::Value, out: &mut Known) {
     let section = value.as_object().filter(|map| !map.is_empty());
     let Some(section) = section else {
         out.insert(prefix.to_owned(), value);
@@ -246,13 +268,8 @@ fn dotted(prefix: &str, key: &str) -> String {
 }
 
 /// The settings of a table by dotted name. A table counts as a value where the setting is one.
-fn leaves(table: &Table, known: &BTreeMap<String, serde_json::Value>) -> Vec<(String, Value)> {
-    fn collect(
-        prefix: &str,
-        value: &Value,
-        known: &BTreeMap<String, serde_json::Value>,
-        out: &mut Vec<(String, Value)>,
-    ) {
+fn leaves(table: &Table, known: &Known) -> Vec<(String, Value)> {
+    fn collect(prefix: &str, value: &Value, known: &Known, out: &mut Vec<(String, Value)>) {
         match value.as_table().filter(|table| !known.contains_key(prefix) && !table.is_empty()) {
             Some(table) => {
                 table.iter().for_each(|(key, value)| collect(&dotted(prefix, key), value, known, out))
@@ -267,7 +284,7 @@ fn leaves(table: &Table, known: &BTreeMap<String, serde_json::Value>) -> Vec<(St
     out
 }
 
-fn is_known(key: &str, known: &BTreeMap<String, serde_json::Value>) -> bool {
+fn is_known(key: &str, known: &Known) -> bool {
     // A section without settings in it says nothing, and is no mistake.
     known.contains_key(key)
         || known.keys().any(|name| name.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
@@ -284,77 +301,42 @@ fn merge(below: &mut Table, above: Table) {
     }
 }
 
-/// The layers of environment variables: `limits.pids_max` is `TENDON_LIMITS_PIDS_MAX`. The value is TOML, or text where the
-/// setting is text. Variables that name no setting are others' business (`TENDON_STATE_DIR`).
-fn environment(
-    known: &BTreeMap<String, serde_json::Value>,
-    variable: impl Fn(&str) -> Option<String>,
-) -> Vec<Layer> {
-    let mut layers = Vec::new();
-    for (key, default) in known {
-        let name = format!("TENDON_{}", key.to_uppercase().replace('.', "_"));
-        let Some(text) = variable(&name) else { continue };
-        let parsed = format!("v = {text}").parse::<Table>().ok().and_then(|mut table| table.remove("v"));
-        let value = match parsed {
-            Some(value) if !default.is_string() => value,
-            Some(_) | None => Value::String(text),
-        };
-        let mut table = Table::new();
-        let mut parts = key.rsplit('.');
-        if let Some(last) = parts.next() {
-            table.insert(last.to_owned(), value);
-        }
-        for part in parts {
-            table = Table::from_iter([(part.to_owned(), Value::Table(table))]);
-        }
-        layers.push(Layer { origin: format!("environment {name}"), table });
-    }
-    layers
-}
-
-fn read_layer(path: &Path, must_exist: bool) -> Result<Option<Layer>, ConfigError> {
-    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
-    let file = match std::fs::File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => return Ok(None),
-        Err(error) => return Err(failed(error)),
-    };
-    let mut text = String::new();
-    file.take(CONFIG_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
-    let table = text.parse().map_err(|error: toml::de::Error| ConfigError::Toml {
-        path: path.to_owned(),
-        text: one_line(&error.to_string()),
-    })?;
-    Ok(Some(Layer { origin: path.display().to_string(), table }))
-}
-
-#[expect(clippy::disallowed_methods, reason = "the one place of this crate that reads the environment")]
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
-
-fn user_file() -> Option<PathBuf> {
-    let named = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let dir = named("XDG_CONFIG_HOME").or_else(|| named("HOME").map(|home| home.join(".config")))?;
-    Some(dir.join("tendon/config.toml"))
-}
-
-/// The state directory when no flag names one: `TENDON_STATE_DIR`, else XDG's state home.
-pub fn default_state_dir() -> Option<PathBuf> {
-    let named = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    named("TENDON_STATE_DIR")
-        .or_else(|| named("XDG_STATE_HOME").map(|home| home.join("tendon")))
-        .or_else(|| named("HOME").map(|home| home.join(".local/state/tendon")))
+/// The state directory: see [`proto::place::state_dir`].
+pub fn state_dir(flag: Option<PathBuf>) -> Option<PathBuf> {
+    proto::place::state_dir(flag, layers::variable)
 }
 
 /// The in-sandbox agent's binary: `TENDON_HAND`, else `hand` next to this program.
 pub fn hand_binary() -> PathBuf {
     let beside = || std::env::current_exe().ok().and_then(|exe| exe.parent().map(|dir| dir.join("hand")));
-    variable("TENDON_HAND").map(PathBuf::from).or_else(beside).unwrap_or_else(|| PathBuf::from("hand"))
+    layers::variable("TENDON_HAND")
+        .map(PathBuf::from)
+        .or_else(beside)
+        .unwrap_or_else(|| PathBuf::from("hand"))
 }
 
-fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+/// Whether the setting `key` can be `value`, as far as types go.
+fn fits(key: &str, value: Value) -> bool {
+    Value::Table(layers::nested(key, value)).try_into::<Settings>().is_ok()
+}
+
+/// What the setting `key` must be, for people.
+fn wanted(key: &str, known: &Known) -> String {
+    if key == "runner.engine" {
+        return "\"auto\", \"overlay\" or \"copy\"".into();
+    }
+    match known.get(key) {
+        Some(serde_json::Value::Bool(_)) => "true or false".into(),
+        Some(serde_json::Value::Array(_)) => "a list of texts, like [\"a\", \"b\"]".into(),
+        Some(serde_json::Value::Number(_)) => {
+            let most = if fits(key, Value::Integer(i64::MAX)) { i64::MAX } else { u32::MAX.into() };
+            format!("a whole number from 0 to {most}")
+        }
+        Some(serde_json::Value::Null | serde_json::Value::String(_) | serde_json::Value::Object(_)) => {
+            "text".into()
+        }
+        None => format!("a section of settings, which begins with [{key}]"),
+    }
 }
 
 #[cfg(test)]
@@ -362,7 +344,7 @@ mod tests {
     use super::*;
 
     fn layer(origin: &str, text: &str) -> Layer {
-        Layer { origin: origin.to_owned(), table: text.parse().unwrap() }
+        Layer::parse(origin, text).unwrap()
     }
 
     fn shown(settings: &Settings, key: &str) -> String {
@@ -385,11 +367,76 @@ mod tests {
         assert_eq!(shown(&settings, "runner.warm_idle_ms_max"), "300000 from built-in");
     }
 
+    /// The message and the hint for a layer of that text.
+    fn refused(text: &str) -> (String, String) {
+        let error =
+            Layer::parse("/f", text).and_then(|layer| Settings::from_layers(vec![layer])).unwrap_err();
+        (error.to_string(), error.hint().unwrap_or_default())
+    }
+
     #[test]
-    fn a_hand_is_never_given_roots_ids() {
+    fn a_wrong_value_is_named_with_its_place_and_what_it_may_be() {
+        for (text, message, hint) in [
+            (
+                "[limits]\n\npids_max = 15",
+                "`limits.pids_max` in /f, line 3 is 15, less than the smallest value, 16",
+                "write 16 or more",
+            ),
+            (
+                "limits = { wall_ms_max = 0 }",
+                "`limits.wall_ms_max` in /f, line 1 is 0, less than the smallest value, 1",
+                "write 1 or more",
+            ),
+            (
+                "# x\nlimits_max.memory_bytes_max = 1",
+                "`limits_max.memory_bytes_max` in /f, line 2 is 1, less than the smallest value, 33554432",
+                "write 33554432 or more, or 0: no bound",
+            ),
+            (
+                "[runner]\nwarm_hands_max = 0",
+                "`runner.warm_hands_max` in /f, line 2 is 0, less than the smallest value, 1",
+                "write 1 or more",
+            ),
+            (
+                "[limits]\nmemory_bytes_max = \"2GiB\"",
+                "`limits.memory_bytes_max` in /f, line 2 is \"2GiB\"",
+                "write a whole number from 0 to 9223372036854775807",
+            ),
+            (
+                "[limits]\npids_max = 99999999999",
+                "`limits.pids_max` in /f, line 2 is 99999999999",
+                "write a whole number from 0 to 4294967295",
+            ),
+            (
+                "[hand]\n\n\netc = \"x\"",
+                "`hand.etc` in /f, line 4 is \"x\"",
+                "write a list of texts, like [\"a\", \"b\"]",
+            ),
+            ("hand.toolchains = 1", "`hand.toolchains` in /f, line 1 is 1", "write true or false"),
+            (
+                "limits = 3",
+                "`limits` in /f, line 1 is 3",
+                "write a section of settings, which begins with [limits]",
+            ),
+            (
+                "[runner]\nengine = \"fast\"",
+                "`runner.engine` in /f, line 2 is \"fast\"",
+                "write \"auto\", \"overlay\" or \"copy\"",
+            ),
+            (
+                "[limits\npids_max = 3",
+                "the configuration /f is not TOML: line 1, column 8: unclosed table, expected `]`",
+                "",
+            ),
+            ("a = 1\n\na = 2", "the configuration /f is not TOML: line 3, column 1: duplicate key", ""),
+        ] {
+            let (got, help) = refused(text);
+            assert_eq!((got.as_str(), help.as_str()), (message, hint), "{text}");
+        }
+        let (message, _) = refused(&format!("runner.engine = \"{}\"", "x".repeat(10_000)));
+        assert!(message.len() < 200, "{message}");
         for text in ["hand.uid = 0", "hand.uid = 4294967295", "hand.gid = 0", "hand.gid = 4294967295"] {
-            let error = Settings::from_layers(vec![layer("c.toml", text)]).unwrap_err();
-            assert!(error.to_string().contains("nobody's"), "{text}: {error}");
+            assert!(refused(text).0.contains("nobody's"), "{text}");
         }
         Settings::from_layers(vec![layer("c.toml", "hand.uid = 60601")]).unwrap();
     }
@@ -402,42 +449,86 @@ mod tests {
             (
                 "zzzzzzzzzzzzzzzzzzzzzzz = 1",
                 "zzzzzzzzzzzzzzzzzzzzzzz",
-                "see what is known with: tendon config list",
+                "docs/configuration.md lists all settings",
             ),
         ] {
             let error = Settings::from_layers(vec![layer("/f", text)]).unwrap_err();
-            assert_eq!(error.to_string(), format!("unknown key `{key}` in /f"));
+            assert!(error.to_string().starts_with(&format!("unknown key `{key}` in /f, line ")), "{error}");
             assert_eq!(error.hint().unwrap(), hint);
         }
     }
 
     #[test]
     fn a_wrong_value_is_blamed_on_its_layer() {
-        let good = layer("/good", "runner.warm_hands_max = 4");
-        let error = Settings::from_layers(vec![good, layer("/bad", "runner.engine = \"fast\"")]).unwrap_err();
-        assert!(error.to_string().starts_with("wrong value in /bad: "), "{error}");
-        assert!(error.to_string().contains("fast"), "{error}");
+        let good = layer("/good", "runner.warm_hands_max = 4\n[limits]\npids_max = 20");
+        for bad in ["runner.engine = \"fast\"", "limits.wall_ms_max = 0"] {
+            let error = Settings::from_layers(vec![good.clone(), layer("/bad", bad)]).unwrap_err();
+            assert!(error.to_string().contains(" in /bad, line 1 is "), "{error}");
+        }
     }
 
     #[test]
     fn variables_are_settings() {
-        let variable = |name: &str| match name {
-            "TENDON_RUNNER_ENGINE" => Some("copy".to_owned()),
-            "TENDON_RUNNER_WARM_HANDS_MAX" => Some("3".to_owned()),
-            _ => None,
+        let variables = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };
-        let settings = Settings::from_layers(environment(&known(), variable)).unwrap();
+        let load = |pairs: &[(&str, &str)]| {
+            layers::environment(&known(), variables(pairs)).and_then(Settings::from_layers)
+        };
+        let settings = load(&[
+            ("TENDON_RUNNER_WARM_HANDS_MAX", "3"),
+            ("TENDON_RUNNER_ENGINE", "copy"),
+            ("TENDON_HAND_READ_ONLY", "[\"/opt\"]"),
+            ("TENDON_STATE_DIR", "/s"),
+            ("TENDON_HAND", "/bin/hand"),
+        ])
+        .unwrap();
         assert_eq!((settings.runner.engine, settings.runner.warm_hands_max), (Engine::Copy, 3));
+        assert_eq!(settings.policy.hand.read_only, ["/opt"]);
         assert_eq!(shown(&settings, "runner.engine"), "\"copy\" from environment TENDON_RUNNER_ENGINE");
-        let broken = |name: &str| (name == "TENDON_RUNNER_WARM_HANDS_MAX").then(|| "many".to_owned());
-        let error = Settings::from_layers(environment(&known(), broken)).unwrap_err();
-        assert!(error.to_string().contains("environment TENDON_RUNNER_WARM_HANDS_MAX"), "{error}");
+        for (name, value, want) in [
+            (
+                "TENDON_RUNNER_WARM_HANDS_MAX",
+                "many",
+                "`runner.warm_hands_max` in environment TENDON_RUNNER_WARM_HANDS_MAX is \"many\"",
+            ),
+            (
+                "TENDON_LIMITS_PIDS_MAX",
+                "1",
+                "`limits.pids_max` in environment TENDON_LIMITS_PIDS_MAX is 1, less",
+            ),
+            (
+                "TENDON_HAND_READ_ONLY",
+                "/opt",
+                "`hand.read_only` in environment TENDON_HAND_READ_ONLY is \"/opt\"",
+            ),
+            ("TENDON_LIMITS_PID_MAX", "1", "unknown key `TENDON_LIMITS_PID_MAX` in the environment"),
+        ] {
+            let error = load(&[(name, value)]).unwrap_err();
+            assert!(error.to_string().starts_with(want), "{error}");
+        }
+        let hint = load(&[("TENDON_LIMITS_PID_MAX", "1")]).unwrap_err().hint().unwrap();
+        assert_eq!(hint, "did you mean `TENDON_LIMITS_PIDS_MAX`?");
     }
 
     #[test]
-    fn a_file_that_a_flag_names_must_exist() {
-        let error = read_layer(Path::new("/nowhere/c.toml"), true).unwrap_err();
+    fn what_can_be_no_configuration_is_told_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let message = |name: &str| layers::read(&at(name), false).unwrap_err().to_string();
+        let of = |name: &str, end: &str| format!("the configuration {} {end}", at(name).display());
+        rustix::fs::mkfifoat(rustix::fs::CWD, at("fifo"), rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(message("fifo"), of("fifo", "is not a file"));
+        assert_eq!(message("."), of(".", "is not a file"));
+        std::fs::write(at("latin1"), b"# a\n# gr\xfc\xdfe\n").unwrap();
+        assert_eq!(message("latin1"), of("latin1", "is not UTF-8 in line 2"));
+        std::fs::write(at("large"), "#".repeat(1024 * 1024 + 1)).unwrap();
+        assert_eq!(message("large"), of("large", "is larger than 1024 KiB"));
+        std::fs::write(at("whole"), "#".repeat(1024 * 1024)).unwrap();
+        assert!(layers::read(&at("whole"), false).unwrap().is_some());
+        assert!(layers::read(Path::new("/dev/null/tendon/config.toml"), false).unwrap().is_none());
+        assert!(layers::read(&at("nowhere"), false).unwrap().is_none());
+        let error = layers::read(&at("nowhere"), true).unwrap_err();
         assert_eq!(error.code(), Code::BadInput);
-        assert!(read_layer(Path::new("/nowhere/c.toml"), false).unwrap().is_none());
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use hands::{ExecSpec, Stdin};
 use proto::error::{Code, Coded};
-use proto::http::{ExecControl, ExecLine, ExecReport, ExecRequest};
+use proto::http::{EXEC_REPORT_VERSION, ExecControl, ExecLine, ExecReport, ExecRequest};
 use proto::ids::{BranchId, ExecId};
 use proto::spec::command::join_command;
 use tokio::sync::mpsc;
@@ -168,6 +168,7 @@ async fn run(
     let mut confinement = lease.hand.confinement();
     confinement.limits = confined;
     Ok(ExecReport {
+        version: EXEC_REPORT_VERSION,
         exec,
         branch,
         outcome: ended.outcome,

@@ -126,7 +126,7 @@ async fn once<E: Send + 'static>(call: &mut Call<'_>, outlet: &mut Outlet<E>) ->
             call.stdin = stdin;
             ended
         }
-        Err(error) => (Outcome::NotStarted { reason: chain(&error) }, None),
+        Err(error) => (Outcome::NotStarted { reason: chain(&error), program_missing: false }, None),
     }
 }
 

@@ -10,6 +10,7 @@ use proto::ids::{BranchId, ExecId, VerifyId};
 use proto::path::shown;
 use proto::repo;
 use proto::spec::command::join_command;
+use proto::units::counted;
 use proto::verify::{
     ChangedFiles, CommandReport, Outcome, OutputTail, OutputWanted, Phase, REPORT_VERSION, Report, Source,
     VerifyEvent, VerifyRequest,
@@ -22,6 +23,7 @@ use vfs::{Actor, Cancel, Clock as _, DirSource, GitSource, SystemClock};
 
 use crate::below::Below;
 use crate::disk::{self, Watched};
+use crate::hints;
 use crate::id;
 use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
 use crate::logs::{self, StreamLog};
@@ -357,7 +359,10 @@ impl Run<'_> {
             ran.warnings.push(format!("before `{}`: {LEFTOVERS_ENDED}", join_command(argv)));
         }
         let changed = self.scan(branch, &Actor::exec(&exec), Some(join_command(argv)), ran).await?;
-        Ok(report(phase, argv, exec, ended, outlet, changed))
+        let report = report(phase, argv, exec, ended, outlet, changed);
+        let hint = hints::offline(&report).map(str::to_owned);
+        ran.warnings.extend(hint.filter(|hint| !ran.warnings.contains(hint)));
+        Ok(report)
     }
 
     async fn scan(
@@ -535,6 +540,6 @@ fn source_shown(source: &Source) -> String {
         }
         Source::Directory { path, .. } => path.to_string(),
         Source::Branch { branch } => format!("branch {branch}"),
-        Source::Files { files } => format!("{} files", files.len()),
+        Source::Files { files } => counted(files.len() as u64, "file"),
     }
 }

@@ -30,7 +30,7 @@ use tokio::time::Sleep;
 use tonic::{Status, Streaming};
 
 use crate::limits::{DRAIN, SINK_PAUSE};
-use crate::plan::{MORE_OF_THE_HOST, Plan};
+use crate::plan::{MORE_OF_THE_HOST, Plan, PlanError};
 use crate::table::{Cause, MURDERED, Table, Ticket};
 
 /// No process can be made: a limit is reached.
@@ -44,11 +44,13 @@ pub struct Failure {
     pub reason: String,
     /// The hand has as many processes as it may have.
     pub processes_full: bool,
+    /// There is no such program.
+    pub program_missing: bool,
 }
 
 impl<T: Display> From<T> for Failure {
     fn from(error: T) -> Self {
-        Self { reason: error.to_string(), processes_full: false }
+        Self { reason: error.to_string(), processes_full: false, program_missing: false }
     }
 }
 
@@ -62,7 +64,10 @@ pub fn start(
 ) -> Result<(), Failure> {
     let directory = plan.directory(&table.root);
     let command = Command {
-        exe: plan.program(&directory)?,
+        exe: plan.program(&directory).map_err(|error| {
+            let program_missing = matches!(&error, PlanError::NotFound { found, .. } if found.is_empty());
+            Failure { program_missing, ..error.into() }
+        })?,
         argv: plan.argv.clone(),
         env: plan.env.clone(),
         cwd: CString::new(directory.as_os_str().as_bytes())?,
@@ -139,7 +144,9 @@ fn start_failure(stage: Stage, errno: i32, command: &Command, directory: &Path) 
         (Stage::Exec, 2) => format!("`{program}` was not found in the sandbox"),
         (Stage::Exec, _) => format!("`{program}` can't be executed: {error}"),
     };
-    Failure { reason, processes_full }
+    // What is there and names an interpreter that is not counts as one that can't be executed.
+    let program_missing = (stage, errno) == (Stage::Exec, 2) && !Path::new(&*program).exists();
+    Failure { reason, processes_full, program_missing }
 }
 
 /// Both sides of what connects the command.
@@ -328,11 +335,20 @@ struct End {
     wall_us: u64,
     lingering: bool,
     processes_full: bool,
+    program_missing: bool,
 }
 
 impl End {
     fn without_numbers(how: How) -> Self {
-        End { how, cpu_us: 0, rss_bytes_max: 0, wall_us: 0, lingering: false, processes_full: false }
+        End {
+            how,
+            cpu_us: 0,
+            rss_bytes_max: 0,
+            wall_us: 0,
+            lingering: false,
+            processes_full: false,
+            program_missing: false,
+        }
     }
 }
 
@@ -424,14 +440,14 @@ impl Task {
                     self.pending = Some(output(Output::Started(Started { pid })));
                 }
                 Some(Report::Failed { stage, errno }) => {
-                    let Failure { reason, processes_full } = (self.failure)(stage, errno);
+                    let Failure { reason, processes_full, program_missing } = (self.failure)(stage, errno);
                     let how = How::NotStarted(reason);
-                    self.on_end(End { processes_full, ..End::without_numbers(how) });
+                    self.on_end(End { processes_full, program_missing, ..End::without_numbers(how) });
                 }
                 Some(Report::Exited { status, cpu_us, rss_bytes_max, wall_us, lingering }) => {
                     let how = how(status);
-                    let processes_full = false;
-                    self.on_end(End { how, cpu_us, rss_bytes_max, wall_us, lingering, processes_full });
+                    let none = End::without_numbers(how);
+                    self.on_end(End { cpu_us, rss_bytes_max, wall_us, lingering, ..none });
                 }
                 None => {}
             }
@@ -497,6 +513,7 @@ impl Task {
             wall_ms: end.wall_us / 1000,
             lingering: end.lingering && !gone,
             processes_full: end.processes_full,
+            program_missing: end.program_missing,
         }
     }
 }

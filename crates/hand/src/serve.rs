@@ -89,8 +89,9 @@ fn refused(error: &FileError) -> Status {
 }
 
 fn not_started(failure: exec::Failure) -> ExecOutput {
-    let exec::Failure { reason, processes_full } = failure;
-    let exited = Exited { how: Some(How::NotStarted(reason)), processes_full, ..Exited::default() };
+    let exec::Failure { reason, processes_full, program_missing } = failure;
+    let how = Some(How::NotStarted(reason));
+    let exited = Exited { how, processes_full, program_missing, ..Exited::default() };
     ExecOutput { output: Some(Output::Exited(exited)) }
 }
 

@@ -172,7 +172,7 @@ async fn what_can_not_start_says_why() {
     let kit = Kit::new().await;
     let reason = async |spec| {
         let outcome = run(kit.exec(spec).await).await.outcome;
-        let Outcome::NotStarted { reason } = outcome else { panic!("{outcome:?}") };
+        let Outcome::NotStarted { reason, .. } = outcome else { panic!("{outcome:?}") };
         reason
     };
     assert_eq!(

@@ -76,7 +76,8 @@ async fn the_process_limit_is_named() {
         assert!(matches!(exec.next_event().await, Some(ExecEvent::Output { .. })));
         running.push(exec);
     }
-    let limit = Outcome::NotStarted { reason: "the hand's process limit is reached".into() };
+    let limit =
+        Outcome::NotStarted { reason: "the hand's process limit is reached".into(), program_missing: false };
     assert_eq!(kit.sh("true").await.outcome, limit);
     // One less than that: not even a supervisor.
     let Some(kit) = Kit::confined(&["prlimit", "--nproc=1"]).await else { return };

@@ -481,7 +481,9 @@ impl Exec {
             Some(How::Code(code)) => Outcome::Exited { code },
             Some(How::Signal(signal)) => Outcome::Signalled { signal },
             Some(How::TimedOut(_)) => Outcome::TimedOut { wall_ms_max: self.wall_ms_max },
-            Some(How::NotStarted(reason)) => Outcome::NotStarted { reason },
+            Some(How::NotStarted(reason)) => {
+                Outcome::NotStarted { reason, program_missing: exited.program_missing }
+            }
             Some(How::Cancelled(Cancelled {})) => Outcome::Cancelled,
             // The hand itself says so, and lives.
             Some(How::Lost(reason)) => Outcome::Killed { reason },

@@ -57,6 +57,9 @@ const OFFLINE: [(&str, &str); 7] = [
     ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
 ];
 
+/// Where packages for pip lie below the home, unless `PIP_FIND_LINKS` names directories.
+const WHEELS: &str = ".cache/tendon/wheels";
+
 /// Looks below `home`; `env` is the runner's environment, of which only the variables that name a place are used.
 pub fn find(home: &Path, env: &BTreeMap<String, String>) -> Toolchains {
     let mut all = Toolchains::none();
@@ -68,6 +71,7 @@ pub fn find(home: &Path, env: &BTreeMap<String, String>) -> Toolchains {
     };
     rust(&mut all, &place("CARGO_HOME", ".cargo"), &place("RUSTUP_HOME", ".rustup"), env);
     python(&mut all, home, &place("PYENV_ROOT", ".pyenv"));
+    wheels(&mut all, home, env.get("PIP_FIND_LINKS"));
     node(&mut all, home, &place("NVM_DIR", ".nvm"));
     all
 }
@@ -137,7 +141,12 @@ fn python(all: &mut Toolchains, home: &Path, pyenv: &Path) {
         all.found.push("pyenv");
         all.read_only(pyenv);
         all.set("PYENV_ROOT", pyenv);
-        all.path.extend([pyenv.join("shims"), pyenv.join("bin")]);
+        let shims = pyenv.join("shims");
+        if shims.is_dir() {
+            // After each `pip install` pyenv writes there, or fails.
+            all.binds.push(Bind { from: shims.clone(), to: shims.clone(), access: Access::CopyOnWrite });
+        }
+        all.path.extend([shims, pyenv.join("bin")]);
     }
     let base = home.join(".local");
     let packages = matching(&base.join("lib"), |name| name.starts_with("python"));
@@ -148,12 +157,26 @@ fn python(all: &mut Toolchains, home: &Path, pyenv: &Path) {
         }
         all.set("PYTHONUSERBASE", &base);
     }
-    let cache = home.join(".cache/pip");
-    if cache.is_dir() {
-        all.found.push("pip");
-        let to = Path::new(AGENT_HOME).join(".cache/pip");
-        all.binds.push(Bind { from: cache, to, access: Access::CopyOnWrite });
+}
+
+/// Directories of packages for pip, which without an index finds none by itself; of its cache it uses nothing then.
+fn wheels(all: &mut Toolchains, home: &Path, named: Option<&String>) {
+    let named: Vec<PathBuf> = named
+        .map_or_else(|| vec![home.join(WHEELS)], |list| list.split_whitespace().map(PathBuf::from).collect());
+    // pip splits the list at blanks, and takes URLs, which are of no use here.
+    let fits = |path: &&PathBuf| {
+        path.is_absolute() && path.is_dir() && !path.to_string_lossy().contains(char::is_whitespace)
+    };
+    let dirs: Vec<&PathBuf> = named.iter().filter(fits).collect();
+    if dirs.is_empty() {
+        return;
     }
+    all.found.push("wheels");
+    for dir in &dirs {
+        all.read_only(dir);
+    }
+    let list: Vec<_> = dirs.iter().map(|dir| dir.to_string_lossy()).collect();
+    all.env.push(("PIP_FIND_LINKS".into(), list.join(" ")));
 }
 
 fn node(all: &mut Toolchains, home: &Path, nvm: &Path) {
@@ -316,10 +339,11 @@ mod tests {
     }
 
     #[test]
-    fn node_and_python_caches_are_copied_on_write_into_the_own_home() {
+    fn nodes_cache_is_copied_on_write_into_the_own_home() {
         let home = Home::new(&[
             (".npm/_cacache", ""),
             (".cache/pip", ""),
+            (".cache/tendon/wheels", ""),
             (".pyenv/versions/3.12.1/bin", ""),
             (".local/lib/python3.12/site-packages", ""),
             (".nvm/versions/node/v18.20.1/bin", ""),
@@ -329,13 +353,30 @@ mod tests {
             (".npmrc", "//registry/:_authToken=secret"),
         ]);
         let found = home.find();
-        assert_eq!(found.found, ["pyenv", "pip --user", "pip", "nvm", "npm"]);
+        assert_eq!(found.found, ["pyenv", "pip --user", "wheels", "nvm", "npm"]);
         assert!(found.path.contains(&home.path().join(".nvm/versions/node/v20.11.0/bin")));
         let copied: Vec<&Bind> =
             found.binds.iter().filter(|bind| bind.access == Access::CopyOnWrite).collect();
-        assert_eq!(copied[0].to, Path::new("/home/agent/.cache/pip"));
-        assert_eq!(copied[1].to, Path::new("/home/agent/.npm/_cacache"));
+        let copied: Vec<&Path> = copied.iter().map(|bind| bind.to.as_path()).collect();
+        assert_eq!(copied, [Path::new("/home/agent/.npm/_cacache")]);
         assert!(found.binds.iter().all(|bind| !bind.from.ends_with(".npmrc")));
+    }
+
+    #[test]
+    fn pip_is_shown_directories_of_packages() {
+        let home = Home::new(&[(".cache/tendon/wheels", ""), ("a", ""), ("b", ""), ("c d", "")]);
+        let at = |name: &str| home.path().join(name).to_string_lossy().into_owned();
+        let shown = |env: &[(&str, String)]| {
+            let env = env.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+            let found = find(home.path(), &env);
+            let links =
+                found.env.into_iter().find(|(name, _)| name == "PIP_FIND_LINKS").map(|(_, value)| value);
+            (found.binds.len(), links)
+        };
+        assert_eq!(shown(&[]), (1, Some(at(WHEELS))));
+        let named = format!("{} https://x.test/simple relative {} {}", at("a"), at("b"), at("nowhere"));
+        assert_eq!(shown(&[("PIP_FIND_LINKS", named)]), (2, Some(format!("{} {}", at("a"), at("b")))));
+        assert_eq!(shown(&[("PIP_FIND_LINKS", at("c d"))]), (0, None));
     }
 
     #[test]

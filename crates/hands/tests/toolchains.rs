@@ -102,6 +102,35 @@ async fn python_runs_tests() {
 }
 
 #[tokio::test]
+async fn pip_installs_from_a_directory_of_wheels() {
+    if !possible() || !testkit::have_all(&[Need::Python, Need::Pip]) {
+        return;
+    }
+    let wheels = testkit::temp_dir("wheels");
+    let make = "import sys, zipfile
+wheel = zipfile.ZipFile(sys.argv[1] + '/tiny_probe-1.0-py3-none-any.whl', 'w')
+wheel.writestr('tiny_probe.py', 'print(\\'a wheel\\')\\n')
+info = 'tiny_probe-1.0.dist-info/'
+wheel.writestr(info + 'METADATA', 'Metadata-Version: 2.1\\nName: tiny-probe\\nVersion: 1.0\\n')
+wheel.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\\nGenerator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+wheel.writestr(info + 'RECORD', '')
+wheel.close()";
+    testkit::process::run(command("python3").args(["-c", make]).arg(wheels.path()));
+    let kit = Kit::with(|options| {
+        let links = wheels.path().to_str().unwrap().to_owned();
+        options.home = variable("HOME").map(PathBuf::from);
+        options.env.insert("PIP_FIND_LINKS".into(), links);
+        options.env.extend(variable("PYENV_ROOT").map(|value| ("PYENV_ROOT".to_owned(), value)));
+    })
+    .await;
+    let hand = kit.boot().await;
+    let installed =
+        sh(&hand, "python3 -m pip install --quiet --target=lib tiny-probe && python3 lib/tiny_probe.py")
+            .await;
+    assert_eq!(installed.ok(), "a wheel\n");
+}
+
+#[tokio::test]
 async fn npm_installs_from_the_cache() {
     if !possible() || !testkit::have_all(&[Need::Npm, Need::Registry]) {
         return;

@@ -231,6 +231,7 @@ fn exec_output_seeds() -> Vec<Vec<u8>> {
         wall_ms: 9,
         lingering: true,
         processes_full: true,
+        program_missing: false,
         how: Some(exited::How::NotStarted("no such program".to_owned())),
     };
     let outputs = [exec_output::Output::Stdout(b"out".to_vec().into()), exec_output::Output::Exited(ended)];

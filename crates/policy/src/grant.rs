@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::Config;
 
 /// The least that a hand can live with; less is refused, because the hand itself would be killed.
-const MIN: Limits =
+pub(crate) const MIN: Limits =
     Limits { cpu_milli: 10, memory_bytes_max: 32 << 20, pids_max: 16, disk_bytes_max: 1, wall_ms_max: 1 };
 
 /// Linux's `PID_MAX_LIMIT`, less room for a hand's own processes: there are never more, and a control group takes no larger
@@ -74,6 +74,8 @@ pub struct Refusal {
     pub reason: String,
     /// What would allow it.
     pub allow: Option<String>,
+    /// [`Code::Refused`], or [`Code::HostBroken`] where this host can run nothing at all.
+    pub code: Code,
 }
 
 impl fmt::Display for Refusal {
@@ -84,7 +86,7 @@ impl fmt::Display for Refusal {
 
 impl Coded for Refusal {
     fn code(&self) -> Code {
-        Code::Refused
+        self.code
     }
     fn hint(&self) -> Option<String> {
         self.allow.clone()
@@ -104,7 +106,7 @@ impl Config {
 pub fn grant(asked: &LimitsAsked, config: &Config, host: &HostCaps) -> Result<Grant, Refusal> {
     if let Some(missing) = &host.sandbox_missing {
         let reason = format!("this host has no sandbox: {}", missing.what);
-        return Err(Refusal { reason, allow: missing.fix.clone() });
+        return Err(Refusal { reason, allow: missing.fix.clone(), code: Code::HostBroken });
     }
     let all_cpus = host.cpus.saturating_mul(1000);
     let default_cpu = if config.limits.cpu_milli == 0 { all_cpus } else { config.limits.cpu_milli };
@@ -202,12 +204,13 @@ impl Rule {
     fn decide(&self) -> Result<LimitInForce, Refusal> {
         let Rule { name, least, most, .. } = *self;
         let word = limit_word(name);
-        let refuse = |reason: String, allow: String| Err(Refusal { reason, allow: Some(allow) });
+        let refuse =
+            |reason: String, allow: String| Err(Refusal { reason, allow: Some(allow), code: Code::Refused });
         if let Some(asked) = self.asked {
             let (shown, most_shown) = (self.show(asked), self.show(most));
             if asked < least {
                 return refuse(
-                    format!("the limit {word} = {shown} is less than a hand can live with"),
+                    format!("the limit {word} = {shown} is less than the smallest, {}", self.show(least)),
                     format!("ask for {} or more, with --{word} or limits.{word} in a spec", self.show(least)),
                 );
             }
@@ -228,8 +231,9 @@ impl Rule {
                 );
             }
         }
-        // A default above the bound is the operator's slip: the bound holds.
+        // A bound is one for the default, too: who sets it need not set both.
         let default = if most == 0 { self.default } else { self.default.min(most) };
+        // What is written somewhere is not less (see `Config::check`); a share of a tiny host may be.
         let value = self.asked.unwrap_or(default).max(least);
         Ok(LimitInForce { name: name.into(), value, enforced_by: self.by.clone() })
     }
@@ -316,7 +320,7 @@ mod tests {
             LimitsAsked { memory_bytes_max: Some(1024), ..Default::default() },
             &config,
             &host(),
-            "refused: the limit memory = 1KiB is less than a hand can live with",
+            "refused: the limit memory = 1KiB is less than the smallest, 32MiB",
         );
         let granted = grant(&LimitsAsked::default(), &config, &host()).unwrap();
         assert_eq!(granted.numbers.pids_max, 100, "a default never passes the bound");
@@ -394,6 +398,7 @@ mod tests {
         let refusal = grant(&LimitsAsked::default(), &Config::default(), &host).unwrap_err();
         assert_eq!(refusal.to_string(), "this host has no sandbox: bwrap is not installed");
         assert_eq!(refusal.hint().as_deref(), Some("apt-get install bubblewrap"));
+        assert_eq!(refusal.code(), Code::HostBroken);
     }
 
     #[test]

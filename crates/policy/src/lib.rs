@@ -2,8 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod config;
 mod grant;
 
+pub use bounds::{BOUNDS, BadValue, Bound};
 pub use config::{Config, HandConfig, LimitsConfig, MaxConfig};
 pub use grant::{Grant, HostCaps, Limits, Missing, Refusal, grant};

@@ -19,6 +19,9 @@ pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// The longest line of an event stream. The longest that is sent is a report.
 pub const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+/// The version of [`ExecReport`]: raised when a reader of the old one would misread the new one.
+pub const EXEC_REPORT_VERSION: u32 = 1;
+
 /// The runner behind the socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunnerInfo {
@@ -126,7 +129,7 @@ pub struct BranchAt {
 pub struct ExportGit {
     /// Absolute path of the repository.
     pub repo: JsonBytes,
-    /// The full name of the ref, or a branch name.
+    /// The branch there, without `refs/heads/`.
     #[serde(rename = "ref")]
     pub name: String,
     /// The commit's message.
@@ -277,9 +280,11 @@ pub enum ExecLine {
     },
 }
 
-/// How a command on a branch ended.
+/// How a command on a branch ended. The record that `branch exec --json` prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecReport {
+    /// [`EXEC_REPORT_VERSION`].
+    pub version: u32,
     /// The exec.
     pub exec: ExecId,
     /// The branch.

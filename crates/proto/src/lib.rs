@@ -12,6 +12,7 @@ pub mod http;
 pub mod ids;
 pub mod nearest;
 pub mod path;
+pub mod place;
 pub mod repo;
 #[cfg(feature = "spec")]
 pub mod spec;

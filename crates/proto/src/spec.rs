@@ -91,7 +91,7 @@ pub fn parse_spec(text: &str, base_dir: &Path) -> Result<VerifyRequest, SpecErro
         return Err(SpecError::Large(text.len()));
     }
     let table: Table =
-        text.parse().map_err(|error: toml::de::Error| SpecError::Toml(one_line(&error.to_string())))?;
+        text.parse().map_err(|error: toml::de::Error| SpecError::Toml(toml_problem(text, &error)))?;
     known_keys(&table, "", &TOP_KEYS)?;
     let source = match table.get("source") {
         Some(value) => source(value, base_dir)?,
@@ -162,7 +162,13 @@ fn source(value: &Value, base_dir: &Path) -> Result<Source, SpecError> {
     if let Some(repo) = table.get("repo") {
         let repo = text(repo, "source.repo", "a path or URL")?;
         let rev = table.get("ref").map(|rev| text(rev, "source.ref", "a ref or commit")).transpose()?;
+        if include_ignored && (rev.is_some() || is_url(OsStr::new(repo))) {
+            return Err(wrong("source.include_ignored", "false for a commit, which has no ignored files"));
+        }
         return Ok(repo_source(OsStr::new(repo), rev, include_ignored, base_dir));
+    }
+    if table.contains_key("include_ignored") {
+        return Err(wrong("source.include_ignored", "given only together with `repo`"));
     }
     if table.contains_key("ref") {
         return Err(wrong("source.ref", "given only together with `repo`"));
@@ -175,8 +181,9 @@ fn source(value: &Value, base_dir: &Path) -> Result<Source, SpecError> {
         (Some(_), _) => Err(wrong("source.files", "a directory, or a table of path = \"content\"")),
         (None, Some(branch)) => {
             let id = text(branch, "source.branch", "a branch id")?;
-            let branch =
-                id.parse::<BranchId>().map_err(|_| wrong("source.branch", "a branch id, like br-…"))?;
+            let branch = id.parse::<BranchId>().map_err(|_| {
+                wrong("source.branch", "a branch id, like br-…, as `tendon branch list` shows them")
+            })?;
             Ok(Source::Branch { branch })
         }
         (None, None) => Err(wrong("source", one)),
@@ -304,15 +311,13 @@ fn shown(key: &str) -> String {
     key.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
-fn one_line(text: &str) -> String {
-    text.lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ")
-        .chars()
-        .take(400)
-        .collect()
+/// Where and why text is not TOML, in one line.
+pub fn toml_problem(text: &str, error: &toml::de::Error) -> String {
+    let why: String =
+        error.message().split_whitespace().collect::<Vec<_>>().join(" ").chars().take(200).collect();
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return why };
+    let (line, start) = (before.matches('\n').count() + 1, before.rfind('\n').map_or(0, |at| at + 1));
+    format!("line {line}, column {}: {why}", before[start..].chars().count() + 1)
 }
 
 #[cfg(test)]

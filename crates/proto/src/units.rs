@@ -2,21 +2,45 @@
 
 /// Text that is no size, duration or CPU count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a {what} ({example})")]
+#[error("`{text}` is {} {what} ({example})", bad.word())]
 pub struct UnitError {
     what: &'static str,
     text: String,
     example: &'static str,
+    bad: Bad,
 }
 
-fn error(what: &'static str, text: &str, example: &'static str) -> UnitError {
-    UnitError { what, text: text.chars().take(64).flat_map(char::escape_debug).collect(), example }
+/// What is wrong with a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bad {
+    /// It is none, or its unit is none.
+    Form,
+    /// It can't be counted in 64 bits, CPUs in 32.
+    Large,
+}
+
+impl Bad {
+    fn word(self) -> &'static str {
+        match self {
+            Bad::Form => "not a",
+            Bad::Large => "too large for a",
+        }
+    }
+}
+
+fn error(what: &'static str, text: &str, example: &'static str) -> impl Fn(Bad) -> UnitError {
+    move |bad| UnitError {
+        what,
+        text: text.chars().take(64).flat_map(char::escape_debug).collect(),
+        example,
+        bad,
+    }
 }
 
 /// A size in bytes: a number and `B`, `K`, `KB`, `KiB`, `M` … `TiB`. `K`, `M`, `G`, `T` alone are powers of 1024, like the
 /// cgroup files and docker's; `KB`, `MB`, … are powers of 1000.
 pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
-    let bad = || error("size", text, "like 512MiB, 2GiB or 1048576");
+    let bad = error("size", text, "like 512MiB, 2GiB or 1048576");
     let (number, unit) = split(text.trim());
     let (base, power): (u64, u32) = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => (1, 0),
@@ -28,18 +52,18 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
         "mb" => (1000, 2),
         "gb" => (1000, 3),
         "tb" => (1000, 4),
-        _ => return Err(bad()),
+        _ => return Err(bad(Bad::Form)),
     };
-    scaled(number, base.pow(power)).ok_or_else(bad)
+    scaled(number, base.pow(power)).map_err(bad)
 }
 
 /// A duration in milliseconds: numbers with `ms`, `s`, `m`, `h`, together as in `1h30m`; a bare number is seconds.
 pub fn parse_millis(text: &str) -> Result<u64, UnitError> {
-    let bad = || error("duration", text, "like 90s, 10m or 1h30m");
+    let bad = error("duration", text, "like 90s, 10m or 1h30m");
     let mut rest = text.trim();
     let mut total = 0u64;
     if rest.is_empty() {
-        return Err(bad());
+        return Err(bad(Bad::Form));
     }
     while !rest.is_empty() {
         let (number, tail) = split(rest);
@@ -51,9 +75,10 @@ pub fn parse_millis(text: &str) -> Result<u64, UnitError> {
             "" if rest.len() == text.trim().len() => 1000,
             "m" | "min" => 60_000,
             "h" => 3_600_000,
-            _ => return Err(bad()),
+            _ => return Err(bad(Bad::Form)),
         };
-        total = scaled(number, factor).and_then(|part| total.checked_add(part)).ok_or_else(bad)?;
+        let part = scaled(number, factor).map_err(&bad)?;
+        total = total.checked_add(part).ok_or_else(|| bad(Bad::Large))?;
         rest = tail;
     }
     Ok(total)
@@ -61,17 +86,22 @@ pub fn parse_millis(text: &str) -> Result<u64, UnitError> {
 
 /// CPUs in thousandths: `2`, `0.5`, or `1500m` as Kubernetes writes it.
 pub fn parse_cpu_milli(text: &str) -> Result<u32, UnitError> {
-    let bad = || error("number of CPUs", text, "like 2, 0.5 or 1500m");
+    let bad = error("number of CPUs", text, "like 2, 0.5 or 1500m");
     let (number, unit) = split(text.trim());
     let factor = match unit {
         "" => 1000,
         "m" => 1,
-        _ => return Err(bad()),
+        _ => return Err(bad(Bad::Form)),
     };
-    scaled(number, factor)
-        .and_then(|milli| u32::try_from(milli).ok())
-        .filter(|milli| *milli > 0)
-        .ok_or_else(bad)
+    match scaled(number, factor).and_then(|milli| u32::try_from(milli).map_err(|_| Bad::Large)) {
+        Ok(0) => Err(bad(Bad::Form)),
+        milli => milli.map_err(bad),
+    }
+}
+
+/// So many of something: `1 file`, `2 files`.
+pub fn counted(count: u64, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Bytes for people, in powers of 1024.
@@ -128,18 +158,19 @@ fn split(text: &str) -> (&str, &str) {
 }
 
 /// `number` (digits, perhaps a point and at most 6 more) times `factor`, without floats.
-fn scaled(number: &str, factor: u64) -> Option<u64> {
+fn scaled(number: &str, factor: u64) -> Result<u64, Bad> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if fraction.len() > 6 || fraction.contains('.') || (number.contains('.') && fraction.is_empty()) {
-        return None;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || fraction.len() > 6 || (number.contains('.') && !digits(fraction)) {
+        return Err(Bad::Form);
     }
-    let whole = whole.parse::<u64>().ok()?.checked_mul(factor)?;
+    let whole = whole.parse::<u64>().ok().and_then(|whole| whole.checked_mul(factor)).ok_or(Bad::Large)?;
     if fraction.is_empty() {
-        return Some(whole);
+        return Ok(whole);
     }
-    let part =
-        u128::from(fraction.parse::<u64>().ok()?) * u128::from(factor) / 10u128.pow(fraction.len() as u32);
-    whole.checked_add(u64::try_from(part).ok()?)
+    let value = u128::from(fraction.parse::<u64>().map_err(|_| Bad::Form)?);
+    let part = value * u128::from(factor) / 10u128.pow(fraction.len() as u32);
+    whole.checked_add(u64::try_from(part).map_err(|_| Bad::Large)?).ok_or(Bad::Large)
 }
 
 #[cfg(test)]
@@ -164,6 +195,26 @@ mod tests {
             ("1.2.3G", None),
         ] {
             assert_eq!(parse_bytes(text).ok(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_is_no_nonsense() {
+        for (error, want) in [
+            (parse_bytes("99999999999TiB").unwrap_err(), "`99999999999TiB` is too large for a size ("),
+            (
+                parse_bytes("18446744073709551616").unwrap_err(),
+                "`18446744073709551616` is too large for a size (",
+            ),
+            (parse_bytes("much").unwrap_err(), "`much` is not a size ("),
+            (
+                parse_millis("99999999999999999h").unwrap_err(),
+                "`99999999999999999h` is too large for a duration (",
+            ),
+            (parse_cpu_milli("5000000").unwrap_err(), "`5000000` is too large for a number of CPUs ("),
+            (parse_cpu_milli("-1").unwrap_err(), "`-1` is not a number of CPUs ("),
+        ] {
+            assert!(error.to_string().starts_with(want), "{error}");
         }
     }
 
@@ -216,6 +267,7 @@ mod tests {
 
     #[test]
     fn shown() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "file")), ["0 files", "1 file", "2 files"]);
         assert_eq!(show_bytes(1023), "1023 B");
         assert_eq!(show_bytes(1536), "1.5 KiB");
         assert_eq!(show_bytes(2 << 30), "2.0 GiB");

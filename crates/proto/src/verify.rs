@@ -163,6 +163,9 @@ pub enum Outcome {
     NotStarted {
         /// Why, with what was searched and what would help.
         reason: String,
+        /// Whether there is no such program.
+        #[serde(default)]
+        program_missing: bool,
     },
     /// The caller stopped it.
     Cancelled,

@@ -13,9 +13,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use engine::config::{Settings, default_state_dir, hand_binary};
+use engine::config::{Settings, hand_binary, state_dir};
 use engine::{Runner, RunnerOptions};
 use proto::error::{Code, Coded, ErrorBody};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::listen::Listener;
 
@@ -34,6 +35,8 @@ struct Args {
     config: Option<PathBuf>,
 }
 
+/// Fewer open files are of no use: descriptors of a hand are laid out above the first 256.
+const OPEN_FILES_MIN: u64 = 512;
 /// How long work that blocks may go on when all else has ended.
 const BLOCKED_MAX: Duration = Duration::from_secs(5);
 /// The argument that makes this program the warden: see [`hands::warden`].
@@ -58,13 +61,14 @@ fn main() -> ExitCode {
 }
 
 fn start(args: Args, uid: u32) -> Result<(), ErrorBody> {
+    take_open_files()?;
     // Before any thread: a namespace is a thread's, and the ones that follow inherit it.
     sys::ns::enter_private().map_err(|error| ErrorBody {
         hint: Some(hands::probe::namespaces_fix().into()),
         ..host("cannot make a private mount namespace", &error)
     })?;
     let settings = Settings::load(args.config.as_deref()).map_err(|error| error.body())?;
-    let state_dir = args.state_dir.or_else(default_state_dir).ok_or_else(|| ErrorBody {
+    let state_dir = state_dir(args.state_dir).ok_or_else(|| ErrorBody {
         code: Code::Usage,
         message: "there is no state directory: HOME is not set".into(),
         causes: vec![],
@@ -94,6 +98,23 @@ fn start(args: Args, uid: u32) -> Result<(), ErrorBody> {
     // Work that blocks can't be cancelled. It ends with the process then, which the state directory is made for.
     runtime.shutdown_timeout(BLOCKED_MAX);
     ended
+}
+
+/// Raises the limit of open files as far as it goes. Each mounted branch and each hand holds some.
+fn take_open_files() -> Result<(), ErrorBody> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Some(most) = maximum.filter(|most| *most < OPEN_FILES_MIN) {
+        return Err(ErrorBody {
+            code: Code::HostBroken,
+            message: format!("the runner may open only {most} files, and needs {OPEN_FILES_MIN}"),
+            causes: vec![],
+            hint: Some(format!(
+                "raise the limit: ulimit -Hn {OPEN_FILES_MIN} (or more), which may take a new login"
+            )),
+        });
+    }
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+        .map_err(|error| host("cannot raise the limit of open files", &error))
 }
 
 fn host(message: &str, error: &dyn std::error::Error) -> ErrorBody {

@@ -43,7 +43,9 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     let head = head.ok_or(ExportError::NoCommit)?;
     let target = format!("refs/heads/{}", to.name);
     let named = Git::new().ask(&["check-ref-format", &target]).map_err(DiffError::from)?;
-    if named.is_none() || to.name.starts_with('-') {
+    // As `git branch` has it; and the full name of a ref would become a part of one.
+    let odd = to.name.starts_with('-') || to.name == "HEAD" || to.name.starts_with("refs/");
+    if named.is_none() || odd {
         return Err(ExportError::Name(to.name.clone(), "branch name"));
     }
     let author = author(to)?;

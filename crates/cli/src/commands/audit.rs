@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use proto::api::AuditRow;
 use proto::client::ClientError;
 use proto::http::{AuditCheckReply, SqlReply, SqlRequest, percent_encode};
+use proto::units::counted;
 use serde_json::{Value, json};
 
 use super::source::find_branch;
@@ -131,7 +132,11 @@ async fn verify(app: &App<'_>) -> Outcome {
     } else if let Some(problem) = &reply.problem {
         app.output.line(format!("{} {}", app.output.paint(Paint::Red, "broken:"), one_line(problem)));
     } else {
-        app.output.line(format!("{} {} rows", app.output.paint(Paint::Green, "intact:"), reply.rows));
+        app.output.line(format!(
+            "{} {}",
+            app.output.paint(Paint::Green, "intact:"),
+            counted(reply.rows, "row")
+        ));
     }
     Ok(u8::from(!good))
 }

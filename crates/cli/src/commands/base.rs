@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use proto::api::BaseInfo;
 use proto::client::ClientError;
 use proto::http::GcReply;
-use proto::units::show_bytes;
+use proto::units::{counted, show_bytes};
 use serde_json::json;
 
 use super::source::{SourceArgs, freeze};
@@ -60,9 +60,8 @@ pub(crate) async fn run(args: BaseArgs, app: &App<'_>) -> Outcome {
             if app.output.json {
                 app.output.json(&json!({ "version": 1, "removed": reply.removed, "bytes": reply.bytes }));
             } else {
-                let (count, freed) = (reply.removed.len(), show_bytes(reply.bytes));
-                let bases = if count == 1 { "base" } else { "bases" };
-                app.output.line(format!("{count} {bases} removed, {freed} freed"));
+                let removed = counted(reply.removed.len() as u64, "base");
+                app.output.line(format!("{removed} removed, {} freed", show_bytes(reply.bytes)));
             }
             Ok(0)
         }

@@ -13,11 +13,11 @@ use proto::http::{
 };
 use proto::ids::BaseId;
 use proto::path::JsonBytes;
-use proto::spec::absolute;
+use proto::spec::{absolute, is_url};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::source::{SourceArgs, branch_path, find_branch, freeze};
+use super::source::{HERE, SourceArgs, branch_path, find_branch, freeze, resolved_directory};
 use super::{App, branch_text, exec, file_error, host, number, tree_path, usage};
 use crate::Outcome;
 use crate::environment::current_dir;
@@ -108,7 +108,10 @@ enum BranchCommand {
     #[command(after_help = "Examples:\n  tendon branch exec fix -- cargo test\n  \
                       tendon branch exec fix --timeout 2m -- sh -c 'make && ./test | tee log'\n  \
                       tendon branch exec fix --tty -- bash\n\n\
-                      124 is the exit status of a command that timed out, 137 of one that went over a limit.")]
+                      Exit status: the command's own, 128 and the number of the signal that ended it, or\n  \
+                      124 it timed out · 125 tendon failed: a bad option, no such branch, refused, the host's fault, …\n  \
+                      126 it can't be executed · 127 there is no such program · 130 cancelled · 137 it went over a limit\n\
+                      A command may end with each of these by itself: `outcome` in the record of --json tells.")]
     Exec(exec::ExecArgs),
     /// Print a file of a branch
     #[command(after_help = "Example:\n  tendon branch read fix src/lib.rs")]
@@ -141,7 +144,7 @@ struct CreateArgs {
     #[command(flatten)]
     source: SourceArgs,
     /// A base that exists
-    #[arg(long, value_name = "BASE", group = "source")]
+    #[arg(long, value_name = "BASE", group = "source", value_parser = base_id)]
     base: Option<BaseId>,
     /// A name for it
     #[arg(long)]
@@ -159,16 +162,17 @@ struct ExportArgs {
     /// As a tar archive to FILE, - for standard output
     #[arg(long, value_name = "FILE", group = "to")]
     tar: Option<PathBuf>,
-    /// As a commit on REF of the repository at REPO
+    /// As a commit on the new branch REF of the repository at REPO
     #[arg(long, num_args = 2, value_names = ["REPO", "REF"], group = "to")]
     git: Option<Vec<OsString>>,
     /// The commit's message
-    #[arg(long, requires = "git", default_value = "Changes from a tendon branch")]
+    #[arg(long, requires = "git", conflicts_with_all = ["patch", "tar"], default_value = "Changes from a tendon branch")]
     message: String,
     /// The commit's author
     #[arg(
         long,
         requires = "git",
+        conflicts_with_all = ["patch", "tar"],
         value_name = "NAME <ADDRESS>",
         default_value = "tendon <tendon@localhost>"
     )]
@@ -184,6 +188,17 @@ struct PathArgs {
     path: PathBuf,
 }
 
+/// A base's id.
+fn base_id(text: &str) -> Result<BaseId, String> {
+    text.parse().map_err(|_| "give the id of a base, as `tendon base list` shows them".into())
+}
+
+impl BranchArgs {
+    pub(super) fn is_exec(&self) -> bool {
+        matches!(self.command, BranchCommand::Exec(_))
+    }
+}
+
 impl PathArgs {
     fn url(&self) -> Result<String, ErrorBody> {
         Ok(files_url(&self.branch, tree_path(&self.path)?.as_bytes(), "files"))
@@ -191,35 +206,50 @@ impl PathArgs {
 }
 
 pub(crate) async fn run(args: BranchArgs, app: &App<'_>) -> Outcome {
-    let client = app.client().await?;
+    // What makes no sense is told before a runner is started for it.
     match args.command {
-        BranchCommand::Create(args) => create(args, &client, app).await,
+        BranchCommand::Create(args) => create(args, app).await,
         BranchCommand::Fork { branch, name } => {
-            made(client.post(&format!("{}/fork", branch_path(&branch)), &ForkBranch { name }).await, app)
+            let path = format!("{}/fork", branch_path(&branch));
+            made(app.client().await?.post(&path, &ForkBranch { name }).await, app)
         }
-        BranchCommand::List => list(&client, app).await,
-        BranchCommand::Show { branch } => show(&find_branch(&client, &branch).await?, app),
-        BranchCommand::Diff { branch, name_status } => diff(&client, &branch, name_status, app).await,
-        BranchCommand::Export(args) => export(args, &client, app).await,
-        BranchCommand::Drop { branch } => done(client.delete(&branch_path(&branch)).await, app),
-        BranchCommand::At { seq, branch, name } => at(seq, branch, name, &client, app).await,
-        BranchCommand::Exec(args) => exec::run(args, &client, app).await,
-        BranchCommand::Read(at) => copy_out(&client, &at.url()?, "content", app).await,
+        BranchCommand::List => list(&app.client().await?, app).await,
+        BranchCommand::Show { branch } => show(&find_branch(&app.client().await?, &branch).await?, app),
+        BranchCommand::Diff { branch, name_status } => {
+            diff(&app.client().await?, &branch, name_status, app).await
+        }
+        BranchCommand::Export(args) => export(args, app).await,
+        BranchCommand::Drop { branch } => done(app.client().await?.delete(&branch_path(&branch)).await, app),
+        BranchCommand::At { seq, branch, name } => at(seq, branch, name, &app.client().await?, app).await,
+        BranchCommand::Exec(args) => exec::run(args, app).await,
+        BranchCommand::Read(at) => {
+            let url = at.url()?;
+            copy_out(&app.client().await?, &url, "content", app).await
+        }
         BranchCommand::Write { at, executable } => {
             let mode = if executable { "&mode=755" } else { "" };
-            let url = format!("{}{mode}", at.url()?);
-            done(client.put(&url, standard_input()?).await, app)
+            let (url, content) = (format!("{}{mode}", at.url()?), standard_input()?);
+            done(app.client().await?.put(&url, content).await, app)
         }
-        BranchCommand::Rm(at) => done(client.delete(&at.url()?).await, app),
-        BranchCommand::Ls { branch, path } => ls(&client, &branch, path, app).await,
+        BranchCommand::Rm(at) => {
+            let url = at.url()?;
+            done(app.client().await?.delete(&url).await, app)
+        }
+        BranchCommand::Ls { branch, path } => ls(&branch, path, app).await,
     }
 }
 
-async fn create(args: CreateArgs, client: &Client, app: &App<'_>) -> Outcome {
-    let base = match (args.base, args.source.source()?) {
-        (Some(base), _) => base,
-        (None, Some(source)) => freeze(client, &source, app).await?.id,
-        (None, None) => return Err(usage("no source is named", Some("give --repo, --files or --base"))),
+async fn create(args: CreateArgs, app: &App<'_>) -> Outcome {
+    let source = args.source.source()?;
+    let missing = || usage("no source is named", Some("give --repo, --files or --base"));
+    let (client, base) = match (args.base, source) {
+        (Some(base), _) => (app.client().await?, base),
+        (None, source) => {
+            let source = source.ok_or_else(missing)?;
+            let client = app.client().await?;
+            let base = freeze(&client, &source, app).await?.id;
+            (client, base)
+        }
     };
     made(client.post("/v1/branches", &CreateBranch { base, name: args.name }).await, app)
 }
@@ -311,29 +341,37 @@ async fn copy_out(client: &Client, path: &str, member: &str, app: &App<'_>) -> O
     Ok(0)
 }
 
-async fn export(args: ExportArgs, client: &Client, app: &App<'_>) -> Outcome {
+async fn export(args: ExportArgs, app: &App<'_>) -> Outcome {
     let path = branch_path(&args.branch);
     match (&args.patch, &args.tar, &args.git) {
-        (Some(file), _, _) => save(client, &format!("{path}/export?format=patch"), file, app).await,
-        (_, Some(file), _) => save(client, &format!("{path}/export?format=tar"), file, app).await,
-        (_, _, Some(git)) => export_git(&args, git, client, app).await,
+        (Some(file), _, _) => save(&format!("{path}/export?format=patch"), file, app).await,
+        (_, Some(file), _) => save(&format!("{path}/export?format=tar"), file, app).await,
+        (_, _, Some(git)) => export_git(&args, git, app).await,
         (None, None, None) => {
             Err(usage("export to what?", Some("give --patch FILE, --tar FILE or --git REPO REF")))
         }
     }
 }
 
-async fn export_git(args: &ExportArgs, git: &[OsString], client: &Client, app: &App<'_>) -> Outcome {
+async fn export_git(args: &ExportArgs, git: &[OsString], app: &App<'_>) -> Outcome {
     let [repo, name] = git else { return Err(usage("--git takes REPO and REF", None)) };
     if repo.is_empty() {
         return Err(usage("REPO is empty", Some("name the directory of a git repository")));
     }
     let name =
         name.to_str().ok_or_else(|| usage("REF is not UTF-8", Some("name a branch of the repository")))?;
+    if is_url(repo) {
+        return Err(usage(
+            "a branch is not exported to a URL",
+            Some("name a repository on this machine, and push the branch from there"),
+        ));
+    }
     let repo = JsonBytes::of_path(&absolute(&current_dir()?, Path::new(repo)));
+    let repo = resolved_directory("export to the repository", &repo, HERE)?;
     let (name, message, author) = (name.to_owned(), args.message.clone(), args.author.clone());
     let request = ExportGit { repo, name, message, author };
     let path = branch_path(&args.branch);
+    let client = app.client().await?;
     let reply: ExportReply =
         client.post(&format!("{path}/export-git"), &request).await.map_err(ClientError::into_body)?;
     if app.output.json {
@@ -346,10 +384,11 @@ async fn export_git(args: &ExportArgs, git: &[OsString], client: &Client, app: &
 
 /// Saves a stream as a file, which appears only when it is complete. What is there and is no file (a pipe, a device) is
 /// written to, never replaced; and of a symbolic link to a file, the file is replaced.
-async fn save(client: &Client, url: &str, file: &Path, app: &App<'_>) -> Outcome {
+async fn save(url: &str, file: &Path, app: &App<'_>) -> Outcome {
     if file == Path::new("-") {
-        return copy_out_raw(client, url, app).await;
+        return copy_out_raw(url, app).await;
     }
+    let client = app.client().await?;
     let mut stream = client.bytes(url).await.map_err(ClientError::into_body)?;
     let failed = |error: std::io::Error| file_error("write", file, &error);
     let there = std::fs::metadata(file).ok();
@@ -407,11 +446,11 @@ fn part_of(file: &Path) -> PathBuf {
     name.into()
 }
 
-async fn copy_out_raw(client: &Client, url: &str, app: &App<'_>) -> Outcome {
+async fn copy_out_raw(url: &str, app: &App<'_>) -> Outcome {
     if app.output.terminal && url.ends_with("tar") {
         return Err(usage("an archive is not written to a terminal", Some("redirect it, or name a file")));
     }
-    copy_out(client, url, if url.ends_with("tar") { "tar" } else { "patch" }, app).await
+    copy_out(&app.client().await?, url, if url.ends_with("tar") { "tar" } else { "patch" }, app).await
 }
 
 async fn at(
@@ -435,13 +474,13 @@ async fn at(
     made(client.post(&format!("{}/at", branch_path(&branch)), &BranchAt { seq, name }).await, app)
 }
 
-async fn ls(client: &Client, branch: &str, path: Option<PathBuf>, app: &App<'_>) -> Outcome {
+async fn ls(branch: &str, path: Option<PathBuf>, app: &App<'_>) -> Outcome {
     let top = |path: &PathBuf| [".", "./", "/"].iter().any(|top| path == Path::new(top));
     let url = match path.filter(|path| !top(path)) {
         Some(path) => files_url(branch, tree_path(&path)?.as_bytes(), "list"),
         None => files_url(branch, b"", "list"),
     };
-    let entries: Vec<FileEntry> = client.get(&url).await.map_err(ClientError::into_body)?;
+    let entries: Vec<FileEntry> = app.client().await?.get(&url).await.map_err(ClientError::into_body)?;
     if app.output.json {
         app.output.json(&json!({ "version": 1, "entries": entries }));
         return Ok(0);

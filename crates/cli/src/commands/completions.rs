@@ -2,7 +2,7 @@
 
 use clap::{Args, CommandFactory as _};
 
-use super::Tendon;
+use super::{Tendon, usage};
 use crate::Outcome;
 use crate::output::Output;
 
@@ -17,6 +17,9 @@ pub(crate) struct CompletionsArgs {
 }
 
 pub(crate) fn run(args: CompletionsArgs, output: &Output) -> Outcome {
+    if output.json {
+        return Err(usage("completions are a script, not a record", Some("leave out --json")));
+    }
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Tendon::command(), "tendon", &mut text);
     output.raw(&text);

@@ -16,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::source::branch_path;
+use super::verify::summary;
 use super::{App, LimitArgs, branch_text, env_pair, host, tree_path, usage};
 use crate::Outcome;
 use crate::output::{Cleaner, Output};
@@ -44,7 +45,7 @@ pub(crate) struct ExecArgs {
     limits: LimitArgs,
 }
 
-pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outcome {
+pub(crate) async fn run(args: ExecArgs, app: &App<'_>) -> Outcome {
     if args.argv.first().is_none_or(|first| first.is_empty()) {
         return Err(usage("the command is empty", Some("name a program, like: -- cargo test")));
     }
@@ -59,6 +60,7 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outco
         stdin: args.tty || !std::io::stdin().is_terminal(),
         pty: args.tty.then(window),
     };
+    let client = &app.client().await?;
     let path = format!("{}/exec", branch_path(&args.branch));
     let (sender, events) = client.duplex(&path, &request).await.map_err(ClientError::into_body)?;
     let raw = args.tty.then(RawTerminal::enter).flatten();
@@ -66,40 +68,54 @@ pub(crate) async fn run(args: ExecArgs, client: &Client, app: &App<'_>) -> Outco
     drop(raw);
     let report = ended?;
     for warning in &report.warnings {
-        app.output.note(warning);
+        app.output.note(&format!("warning: {warning}"));
     }
     if app.output.json {
         app.output.json(&report);
+    } else {
+        // As `verify` says it. What is missing is the host's, so it stands beside the command's own output.
+        for (word, text) in summary::weaknesses(&report.confinement) {
+            app.output.note(&format!("{word} {text}"));
+        }
     }
-    status(&report, app)
+    Ok(status(&report, app))
 }
 
-/// The exit status of the command, as a shell would show it.
-fn status(report: &ExecReport, app: &App<'_>) -> Outcome {
-    let fail = |code: Code, message: String, hint: Option<&str>| {
-        Err(ErrorBody { code, message, causes: Vec::new(), hint: hint.map(str::to_owned) })
+/// The exit status of tendon's own failures here, as docker and env have it: the command's own is passed on.
+pub(crate) const FAILED: u8 = 125;
+
+/// The exit status of the command, as a shell would show it; see the help of `branch exec`.
+fn status(report: &ExecReport, app: &App<'_>) -> u8 {
+    let tell = |code: Code, message: String| {
+        app.output.complain(&ErrorBody { code, message, causes: Vec::new(), hint: None });
     };
     match &report.outcome {
-        Ended::Exited { code } => Ok(u8::try_from(*code).unwrap_or(1)),
+        Ended::Exited { code } => u8::try_from(*code).unwrap_or(1),
         Ended::Signalled { signal } => {
             app.output.note(&format!("ended by signal {signal}"));
-            Ok(u8::try_from(128 + *signal).unwrap_or(1))
+            u8::try_from(128 + *signal).unwrap_or(1)
         }
         Ended::TimedOut { wall_ms_max } => {
             app.output.note(&format!("timed out after {}", proto::units::show_millis(*wall_ms_max)));
-            Ok(124)
+            124
         }
         Ended::LimitExceeded { limit } => {
             app.output.note(&format!("went over the {limit} limit"));
-            Ok(137)
+            137
         }
         Ended::Killed { reason } => {
             app.output.note(&format!("killed: {reason}"));
-            Ok(137)
+            137
         }
-        Ended::NotStarted { reason } => fail(Code::BadInput, reason.clone(), None),
-        Ended::HandLost { reason } => fail(Code::HandLost, format!("the hand was lost: {reason}"), None),
-        Ended::Cancelled | Ended::Skipped => Ok(130),
+        Ended::NotStarted { reason, program_missing } => {
+            tell(Code::BadInput, reason.clone());
+            if *program_missing { 127 } else { 126 }
+        }
+        Ended::HandLost { reason } => {
+            tell(Code::HandLost, format!("the hand was lost: {reason}"));
+            FAILED
+        }
+        Ended::Cancelled | Ended::Skipped => Code::Cancelled.exit_status(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `tendon verify`: runs a project's own checks on a branch of it, in a sandbox.
 
-mod summary;
+pub(super) mod summary;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,11 +18,13 @@ use proto::verify::{
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::source::{SourceArgs, find_branch};
+use super::source::{SourceArgs, find_branch, resolved};
 use super::{App, LimitArgs, body, branch_text, env_pair, file_error, host, usage};
 use crate::Outcome;
 use crate::environment::current_dir;
 
+/// What helps with a source of a spec that leads nowhere.
+const SPEC_DIR: &str = "check `source` in the spec: a relative path starts in the directory of the spec";
 /// How often the progress line is drawn again.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -55,8 +57,8 @@ pub(crate) struct VerifyArgs {
     /// A branch that exists, as it is now, by id or name; it is not changed
     #[arg(long, value_name = "BRANCH", group = "source", help_heading = "Source", value_parser = branch_text)]
     branch: Option<String>,
-    /// A file that declares all of this, see below; what is given here besides is stronger. `source` in it may be absent:
-    /// then it is the directory that the file is in
+    /// A file that declares all of this, see below. Its commands are the only ones; a source and limits that are given here
+    /// besides are stronger, and variables are added. Without `source` in it, the source is the directory that the file is in
     #[arg(long, value_name = "FILE", conflicts_with_all = ["setup", "check"])]
     spec: Option<PathBuf>,
     /// A command that prepares; a failure ends the run. May be repeated
@@ -111,7 +113,14 @@ fn status(report: &Report) -> u8 {
 
 fn request(args: &VerifyArgs) -> Result<VerifyRequest, ErrorBody> {
     let mut request = match &args.spec {
-        Some(file) => read_spec(file)?,
+        Some(file) => {
+            let request = read_spec(file)?;
+            let given = args.source.names_one() || args.branch.is_some();
+            VerifyRequest {
+                source: if given { request.source } else { resolved(request.source, SPEC_DIR)? },
+                ..request
+            }
+        }
         None => VerifyRequest {
             source: Source::Files { files: Vec::new() },
             setup: commands(&args.setup)?,
@@ -156,8 +165,11 @@ fn read_spec(file: &Path) -> Result<VerifyRequest, ErrorBody> {
     let opened = std::fs::File::open(file).map_err(|error| file_error("read the spec", file, &error))?;
     let read = opened.take(SPEC_BYTES_MAX as u64 + 1).read_to_string(&mut text);
     read.map_err(|error| file_error("read the spec", file, &error))?;
-    let dir = current_dir()?.join(file.parent().unwrap_or(Path::new("")));
-    parse_spec(&text, &dir).map_err(body)
+    let (here, own) = (current_dir()?, file.parent().unwrap_or(Path::new("")));
+    // What a descriptor names (`--spec <(…)`, `/dev/stdin`) has no directory of its own.
+    let real = std::fs::canonicalize(here.join(own)).unwrap_or_default();
+    let of_descriptor = ["/dev", "/proc"].iter().any(|top| real.starts_with(top));
+    parse_spec(&text, &if of_descriptor { here } else { here.join(own) }).map_err(body)
 }
 
 /// A verify that runs, and what is shown of it.

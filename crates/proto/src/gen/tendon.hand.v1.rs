@@ -94,6 +94,9 @@ pub struct Exited {
     /// With `not_started`: because the hand has as many processes as it may have.
     #[prost(bool, tag = "11")]
     pub processes_full: bool,
+    /// With `not_started`: because there is no such program.
+    #[prost(bool, tag = "12")]
+    pub program_missing: bool,
     #[prost(oneof = "exited::How", tags = "1, 2, 3, 4, 5, 6")]
     pub how: ::core::option::Option<exited::How>,
 }

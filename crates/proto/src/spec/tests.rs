@@ -130,6 +130,24 @@ fn what_is_wrong_is_named() {
         "`source` in the spec must be one of { repo = … }, { files = … } or { branch = … }",
         None,
     );
+    for source in [
+        "{ files = \".\", include_ignored = true }",
+        "{ files = \".\", include_ignored = false }",
+        "{ branch = \"br-0123456789abcdef\", include_ignored = true }",
+    ] {
+        refused(
+            &format!("checks = [\"true\"]\nsource = {source}"),
+            "`source.include_ignored` in the spec must be given only together with `repo`",
+            None,
+        );
+    }
+    for source in ["{ repo = \".\", ref = \"main\"", "{ repo = \"https://x.test/a.git\""] {
+        refused(
+            &format!("checks = [\"true\"]\nsource = {source}, include_ignored = true }}"),
+            "`source.include_ignored` in the spec must be false for a commit, which has no ignored files",
+            None,
+        );
+    }
 }
 
 #[test]

@@ -124,7 +124,7 @@ pub(crate) async fn export_git(
 fn check_name(name: Option<&str>) -> Result<(), Problem> {
     match name {
         Some(name) if name.parse::<VerifyId>().is_ok() => {
-            Err(Problem::usage("a branch can't be named like a verify"))
+            Err(Problem::usage("a branch can't be named like a verify, `vf-` and 16 characters"))
         }
         Some(_) | None => Ok(()),
     }

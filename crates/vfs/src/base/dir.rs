@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use proto::api::BaseInfo;
 use proto::path::TreePath;
+use proto::units::counted;
 use rusqlite::{OptionalExtension, params};
 use rustix::fs::{Mode, OFlags};
 
@@ -101,7 +102,7 @@ impl Store {
         {
             return Ok(base);
         }
-        progress(&format!("copying {} files", list.paths.len()));
+        progress(&format!("copying {}", counted(list.paths.len() as u64, "file")));
         let paths = list.paths.into_iter().collect();
         let copied = copy::copy(root.as_fd(), paths, &draft.tree(), now_s - AGE_S, cancel)?;
         let files = files_digest(&copied);
@@ -444,6 +445,8 @@ fn warn_of(copied: &Outcome, warnings: &mut Vec<String>) {
         warnings.push(format!("fifos, sockets and devices were left out: {}", some(&names)));
     }
     if copied.lfs_pointers > 0 {
-        warnings.push(format!("{} files are Git LFS pointers, not the content", copied.lfs_pointers));
+        let pointers =
+            if copied.lfs_pointers == 1 { "file is a Git LFS pointer" } else { "files are Git LFS pointers" };
+        warnings.push(format!("{} {pointers}, not the content", copied.lfs_pointers));
     }
 }

@@ -43,7 +43,7 @@ pub enum BeneathError {
     #[error("`{0}` is, or leads through, a symbolic link")]
     Symlink(String),
     /// A part of the path that has to be a directory is none.
-    #[error("a part of `{0}` is not a directory")]
+    #[error("in `{0}` something else stands where a directory is wanted")]
     NotDir(String),
     /// A directory, where a file is wanted.
     #[error("`{0}` is a directory")]

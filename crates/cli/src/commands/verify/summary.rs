@@ -2,7 +2,7 @@
 
 use proto::path::JsonBytes;
 use proto::spec::command::join_command;
-use proto::units::{show_bytes, show_millis};
+use proto::units::{counted, show_bytes, show_millis};
 use proto::verify::{
     ChangedFiles, CommandReport, Confinement, Outcome, OutputTail, Phase, Report, limit_word,
 };
@@ -18,7 +18,9 @@ const LINES_SHOWN: usize = 40;
 pub(super) fn print(report: &Report, output: &Output) {
     for command in &report.commands {
         output.line(command_line(command, output));
-        if !command.outcome.passed() && command.outcome != Outcome::Skipped {
+        if let Outcome::NotStarted { reason, .. } = &command.outcome {
+            output.line(format!("  {}", one_line(reason)));
+        } else if !command.outcome.passed() && command.outcome != Outcome::Skipped {
             print_tails(command, output);
         }
     }
@@ -65,7 +67,7 @@ fn command_line(command: &CommandReport, output: &Output) -> String {
         | Outcome::HandLost { .. } => (Paint::Red, "✗"),
     };
     let mut facts = vec![ended(&command.outcome)];
-    if command.outcome != Outcome::Skipped {
+    if !matches!(command.outcome, Outcome::Skipped | Outcome::NotStarted { .. }) {
         facts.push(show_millis(command.wall_ms));
         facts.extend(command.memory_bytes_peak.map(|bytes| format!("peak {}", show_bytes(bytes))));
     }
@@ -85,7 +87,7 @@ fn ended(outcome: &Outcome) -> String {
         Outcome::Signalled { signal } => format!("signal {signal}"),
         Outcome::TimedOut { wall_ms_max } => format!("timed out after {}", show_millis(*wall_ms_max)),
         Outcome::LimitExceeded { limit } => format!("went over the {limit} limit"),
-        Outcome::NotStarted { reason } => format!("not started: {}", one_line(reason)),
+        Outcome::NotStarted { .. } => "not started".into(),
         Outcome::Killed { reason } => format!("killed: {}", one_line(reason)),
         Outcome::Cancelled => "cancelled".into(),
         Outcome::HandLost { reason } => format!("the hand was lost: {}", one_line(reason)),
@@ -124,8 +126,7 @@ fn print_changed(changed: &ChangedFiles, output: &Output) {
     } else {
         String::new()
     };
-    let files = if changed.tree_total == 1 { "file" } else { "files" };
-    output.line(format!("changed  {} {files}{other}", changed.tree_total));
+    output.line(format!("changed  {}{other}", counted(changed.tree_total, "file")));
     for change in changed.paths.iter().take(PATHS_SHOWN) {
         output.line(format!("  {} {}", change.status.letter(), change.path));
     }
@@ -137,17 +138,16 @@ fn print_changed(changed: &ChangedFiles, output: &Output) {
 
 fn print_confinement(confinement: &Confinement, output: &Output) {
     output.line(format!("tier     {}", confinement.tier));
-    let free: Vec<&str> = confinement
-        .limits
-        .iter()
-        .filter(|limit| limit.enforced_by.is_none())
-        .map(|limit| limit_word(&limit.name))
-        .collect();
-    if !free.is_empty() {
-        let note = output.paint(Paint::Yellow, "not enforced on this host");
-        output.line(format!("limits   {note}: {}", free.join(", ")));
+    for (word, text) in weaknesses(confinement) {
+        output.line(format!("{} {text}", output.paint(Paint::Yellow, word)));
     }
-    for degraded in &confinement.degraded {
-        output.line(format!("{} {}", output.paint(Paint::Yellow, "degraded:"), one_line(degraded)));
-    }
+}
+
+/// What does not protect as it should, each with the word in front.
+pub(in crate::commands) fn weaknesses(confinement: &Confinement) -> Vec<(&'static str, String)> {
+    let free = confinement.limits.iter().filter(|limit| limit.enforced_by.is_none());
+    let free: Vec<&str> = free.map(|limit| limit_word(&limit.name)).collect();
+    let limits = (!free.is_empty()).then(|| ("not enforced on this host:", free.join(", ")));
+    let degraded = confinement.degraded.iter().map(|degraded| ("degraded:", one_line(degraded)));
+    limits.into_iter().chain(degraded).collect()
 }
