@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 use proto::ids::{BranchId, LayerId};
 
+/// What lies in it from the start.
+const DIRS: [&str; 8] = ["run", "blobs", "bases", "layers", "branches", "mirrors", "logs", "tmp"];
+
 /// The paths of a state directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
@@ -19,13 +22,28 @@ pub fn is_foreign(dir: &Path) -> bool {
 }
 
 fn foreign(root: &Path) -> io::Result<bool> {
-    if root.join("lock").exists() {
+    let used =
+        |name: &str| std::fs::metadata(root.join(name)).is_ok_and(|meta| meta.is_file() && meta.len() > 0);
+    let locked = root.join("lock").is_file();
+    if locked && (used("audit.key") || used("tendon.db")) {
         return Ok(false);
     }
-    std::fs::read_dir(root)?.try_fold(false, |foreign, entry| {
+    for entry in std::fs::read_dir(root)? {
         let name = entry?.file_name();
-        Ok(foreign || (name != "logs" && name != "lost+found"))
-    })
+        // A first start that was killed has made no more than this.
+        let begun =
+            locked && name.to_str().is_some_and(|name| name == "lock" || name.starts_with("tendon.db"));
+        let made = locked && DIRS.iter().any(|dir| name == *dir);
+        let ours = begun || name == "logs" || name == "lost+found" || (made && is_empty(&root.join(name))?);
+        if !ours {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn is_empty(dir: &Path) -> io::Result<bool> {
+    Ok(dir.is_dir() && std::fs::read_dir(dir)?.next().is_none())
 }
 
 impl Layout {
@@ -44,7 +62,7 @@ impl Layout {
 
     /// Makes the directories that are missing. Nobody but the owner can read them.
     pub(crate) fn make_dirs(&self) -> io::Result<()> {
-        for name in ["run", "blobs", "bases", "layers", "branches", "mirrors", "logs", "tmp"] {
+        for name in DIRS {
             let path = self.root.join(name);
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
@@ -102,5 +120,39 @@ impl Layout {
     /// A branch's directory: `upper` and `work`, or `tree`.
     pub(crate) fn branch(&self, branch: &BranchId) -> PathBuf {
         self.root.join("branches").join(branch.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_in_use_is_foreign_and_a_start_that_was_killed_is_not() {
+        let check = |entries: &[&str], want: bool| {
+            let dir = tempfile::tempdir().unwrap();
+            for entry in entries {
+                let path = dir.path().join(entry.trim_end_matches('/'));
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                if entry.ends_with('/') {
+                    std::fs::create_dir(path).unwrap();
+                } else {
+                    std::fs::write(path, "1").unwrap();
+                }
+            }
+            assert_eq!(foreign(dir.path()).unwrap(), want, "{entries:?}");
+        };
+        check(&[], false);
+        check(&["logs/tendond.log", "lost+found/"], false);
+        check(&["notes"], true);
+        check(&["tmp/"], true);
+        check(&["lock"], false);
+        check(&["lock", "run/", "tmp/", "bases/", "tendon.db-wal", "logs/x"], false);
+        check(&["lock", "tmp/mine"], true);
+        check(&["lock", "Cargo.toml"], true);
+        check(&["lock", "bases"], true);
+        check(&["lock/", "audit.key"], true);
+        check(&["lock", "audit.key", "tmp/x", "notes", "bases/b/"], false);
+        check(&["lock", "tendon.db", "bases/b/"], false);
     }
 }
