@@ -145,3 +145,23 @@ impl Drop for SmallDisk {
         let _ = testkit::process::command("umount").arg("--lazy").arg(&self.0).status();
     }
 }
+
+#[test]
+fn what_can_not_be_captured_fails_a_verify_and_refuses_a_fork() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = with_branch();
+    let nest =
+        "n=$(printf 'n%.0s' $(seq 240)); for i in $(seq 14); do mkdir $n; cd -P $n; done; echo hidden > file";
+    repo.file("nest.sh", nest);
+    let args = ["verify", "--repo", repo.path().to_str().unwrap(), "--check", "sh nest.sh"];
+    let shown = tendon.run(&args);
+    assert!(shown.expect(1).stdout.contains("holds what can't be captured"), "{}", shown.stdout);
+    let report = tendon.json(1, &args);
+    assert_eq!(report["passed"], false);
+    tendon.run(&["branch", "exec", "fix", "--", "sh", "-c", nest]).expect(0).says("can't be captured");
+    tendon.run(&["branch", "fork", "fix"]).expect(3).says("can't be captured");
+    tendon.text(&["branch", "exec", "fix", "--", "sh", "-c", "rm -rf nnnn*"]);
+    tendon.run(&["branch", "fork", "fix"]).expect(0);
+}

@@ -107,6 +107,26 @@ fn a_failing_check_fails_and_shows_why() {
 }
 
 #[test]
+fn a_check_that_kills_what_holds_the_hand_together_has_failed() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let kill = "sh -c 'kill -9 $PPID; sleep 60'";
+    let report = tendon
+        .json(1, &["verify", "--repo", path(&repo), "--check", kill, "--check", "true", "--keep-going"]);
+    let told = &report["commands"][0]["outcome"];
+    assert_eq!(told["how"], "killed", "{report}");
+    assert!(told["reason"].as_str().unwrap().contains("a supervisor process"), "{report}");
+    assert_eq!(report["commands"][1]["outcome"]["code"], 0, "the hand goes on: {report}");
+    tendon.text(&["branch", "create", "--repo", path(&repo), "--name", "fix"]);
+    tendon
+        .run(&["branch", "exec", "fix", "--", "sh", "-c", "kill -9 $PPID; sleep 60"])
+        .expect(137)
+        .says("killed: a supervisor");
+}
+
+#[test]
 fn each_source_and_the_spec() {
     if !can_run() {
         return;

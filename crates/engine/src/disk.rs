@@ -10,15 +10,18 @@ use proto::error::{Code, Coded};
 use proto::ids::BranchId;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
+use vfs::DiskUse;
 
 use crate::below::Below;
 use crate::limits::{
-    CANCEL_GRACE, DISK_BLAME_TIME, DISK_FREE_BYTES_MIN, DISK_FREE_INODES_MIN, DISK_WATCH_EVERY,
+    CANCEL_GRACE, DISK_BLAME_TIME, DISK_FREE_BYTES_MIN, DISK_FREE_INODES_MIN, DISK_WATCH_EVERY, FILES_MAX,
 };
 use crate::runner::{Blocking, Runner};
 
 /// The names of limits in an outcome.
-pub(crate) const DISK: &str = "disk";
+const DISK: &str = "disk";
+/// See [`FILES_MAX`].
+const FILES: &str = "files";
 /// See [`Watched::starved`].
 pub(crate) const DISK_FREE: &str = "free disk space";
 
@@ -65,32 +68,69 @@ impl Disk {
 }
 
 /// What a branch takes of the disk, files that only have no name any more included.
-pub(crate) async fn used(runner: &Runner, branch: &BranchId, hand: &Hand) -> Result<u64, Below> {
+pub(crate) async fn used(runner: &Runner, branch: &BranchId, hand: &Hand) -> Result<DiskUse, Below> {
     let (branch, hand) = (branch.clone(), hand.clone());
     let measure = move |store: &vfs::Store| {
-        let named = store.branch_disk_bytes(&branch).map_err(Below::new)?;
-        Ok(named.saturating_add(hand.unlinked_bytes()))
+        let named = store.branch_disk_use(&branch).map_err(Below::new)?;
+        Ok(DiskUse { bytes: named.bytes.saturating_add(hand.unlinked_bytes()), ..named })
     };
     runner.with_store(measure).await
 }
 
-/// Returns when the branch takes more than `end`. What can't be measured is taken for too large.
-pub(crate) async fn outgrown(runner: &Runner, branch: &BranchId, hand: &Hand, end: u64) {
+/// How large a branch may become.
+#[derive(Clone, Copy)]
+pub(crate) struct End(DiskUse);
+
+impl End {
+    /// For a command that starts now, and for what it leaves running.
+    pub(crate) async fn from_now(
+        runner: &Runner,
+        branch: &BranchId,
+        hand: &Hand,
+        bytes_max: u64,
+    ) -> Result<Self, Below> {
+        let now = used(runner, branch, hand).await?;
+        let (bytes, files) = (now.bytes.saturating_add(bytes_max), now.files.saturating_add(FILES_MAX));
+        Ok(Self(DiskUse { bytes, files }))
+    }
+
+    /// No end yet.
+    pub(crate) const NONE: Self = Self(DiskUse { bytes: u64::MAX, files: u64::MAX });
+
+    /// The name of the limit that this is beyond.
+    pub(crate) fn exceeded(&self, used: &DiskUse) -> Option<&'static str> {
+        if used.bytes > self.0.bytes {
+            Some(DISK)
+        } else if used.files > self.0.files {
+            Some(FILES)
+        } else {
+            None
+        }
+    }
+}
+
+/// Returns the name of the limit that the branch has gone beyond. What can't be measured is taken for too large.
+pub(crate) async fn outgrown(runner: &Runner, branch: &BranchId, hand: &Hand, end: End) -> &'static str {
     let mut failures = 0;
     loop {
         sleep(DISK_WATCH_EVERY).await;
-        match used(runner, branch, hand).await {
-            Ok(bytes) if bytes > end => return,
-            Ok(_) => failures = 0,
+        match used(runner, branch, hand).await.map(|used| end.exceeded(&used)) {
+            Ok(Some(limit)) => return limit,
+            Ok(None) => failures = 0,
             Err(error) => {
                 failures += 1;
                 tracing::warn!(%branch, error = crate::meter::chain(&error), "the size of a branch can't be measured");
                 if failures >= FAILURES_MAX {
-                    return;
+                    return DISK;
                 }
             }
         }
     }
+}
+
+/// Whether a limit of an outcome is one of the disk's: the branch stays too large.
+pub(crate) fn is_disk(limit: &str) -> bool {
+    matches!(limit, DISK | FILES | DISK_FREE)
 }
 
 /// The file system of the state directory is nearly full.
@@ -180,7 +220,7 @@ async fn most_written(runner: &Runner) -> Option<(BranchId, Hand, CancellationTo
 
 /// What a branch takes of the disk, and what its hand's processes have written.
 async fn taken(runner: &Runner, branch: &BranchId, hand: &Hand) -> (u64, u64) {
-    let used = used(runner, branch, hand).await.unwrap_or(0);
+    let used = used(runner, branch, hand).await.map_or(0, |used| used.bytes);
     let hand = hand.clone();
     (used, Blocking::run(move || hand.written_bytes()).await)
 }

@@ -117,9 +117,9 @@ async fn run(
     let confined = grant.limits.clone();
     disk::check_room(runner).await.map_err(below)?;
     let lease = runner.inner.warm.lease(runner, &branch, grant, &actor).await.map_err(below)?;
-    let size = disk::used(runner, &branch, &lease.hand).await.map_err(ExecError::Below)?;
-    let disk_bytes_end = size.saturating_add(disk_bytes_max);
-    lease.set_disk_bytes_end(disk_bytes_end);
+    let disk_end = disk::End::from_now(runner, &branch, &lease.hand, disk_bytes_max).await;
+    let disk_end = disk_end.map_err(ExecError::Below)?;
+    lease.set_disk_end(disk_end);
     let detail =
         join_command(&argv.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect::<Vec<_>>());
     let spec = ExecSpec {
@@ -146,7 +146,7 @@ async fn run(
         exec: &exec,
         spec,
         cancel: &cancel,
-        disk_bytes_end,
+        disk_end,
         watched: &lease.watched,
         stdin: request.stdin.then_some(stdin),
         control: Some(control),
@@ -164,6 +164,7 @@ async fn run(
     let scan = scan.await.map_err(below)?;
     let mut warnings = runner.inner.warm.take_notices(&branch);
     warnings.extend(ended.leftovers_ended.then(|| LEFTOVERS_ENDED.to_owned()));
+    warnings.extend(scan.unscannable_told());
     let mut confinement = lease.hand.confinement();
     confinement.limits = confined;
     Ok(ExecReport {

@@ -14,6 +14,8 @@ pub const PATHS_MAX: usize = 1000;
 pub const COMMANDS_MAX: usize = 1000;
 /// Verifies and execs that run at one time.
 pub const RUNNING_MAX: usize = 256;
+/// Files and directories that a command may add to its branch: each takes memory of the runner when it is captured.
+pub const FILES_MAX: u64 = 500_000;
 /// How often the bytes that a branch added are compared with their limit.
 pub const DISK_WATCH_EVERY: Duration = Duration::from_secs(1);
 /// What is kept free of the state directory's disk, so that the audit can be written: this, or a 50th of a smaller disk.

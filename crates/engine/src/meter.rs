@@ -13,7 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::disk::{self, Watched};
+use crate::disk::{self, End, Watched};
 use crate::limits::CANCEL_GRACE;
 use crate::logs::StreamLog;
 use crate::recent::Recent;
@@ -31,7 +31,7 @@ pub(crate) struct Call<'a> {
     pub(crate) spec: ExecSpec,
     pub(crate) cancel: &'a CancellationToken,
     /// The branch may not be larger than this.
-    pub(crate) disk_bytes_end: u64,
+    pub(crate) disk_end: End,
     pub(crate) watched: &'a Watched,
     /// The command's standard input.
     pub(crate) stdin: Option<mpsc::Receiver<Vec<u8>>>,
@@ -91,7 +91,7 @@ pub(crate) async fn run<E: Send + 'static>(mut call: Call<'_>, outlet: &mut Outl
         call.hand.stop().await;
     }
     if let Outcome::LimitExceeded { limit } = &outcome
-        && limit == disk::DISK
+        && disk::is_disk(limit)
     {
         // What it left running would go on filling the disk.
         end_leftovers(&call).await;
@@ -114,7 +114,10 @@ pub(crate) async fn run<E: Send + 'static>(mut call: Call<'_>, outlet: &mut Outl
 }
 
 async fn once<E: Send + 'static>(call: &mut Call<'_>, outlet: &mut Outlet<E>) -> (Outcome, Option<Reported>) {
-    call.hand.memory_peak_reset();
+    // Who runs beside it is measured, too.
+    if call.lease.is_none_or(Lease::is_alone) {
+        call.hand.memory_peak_reset();
+    }
     match call.hand.exec(call.exec.clone(), call.spec.clone()).await {
         Ok(exec) => {
             let mut stdin = call.stdin.take();
@@ -157,7 +160,7 @@ async fn follow<E: Send + 'static>(
     stdin: &mut Option<mpsc::Receiver<Vec<u8>>>,
     outlet: &mut Outlet<E>,
 ) -> (Outcome, Option<Reported>) {
-    let outgrown = disk::outgrown(call.runner, call.branch, call.hand, call.disk_bytes_end);
+    let outgrown = disk::outgrown(call.runner, call.branch, call.hand, call.disk_end);
     tokio::pin!(outgrown);
     // Beside the output: a command that writes before it has read all must not wait for itself.
     let feed = feed(exec.take_stdin(), stdin);
@@ -187,7 +190,7 @@ async fn follow<E: Send + 'static>(
                 call.hand.stop().await;
                 return (stop.map_or(Outcome::Cancelled, |(why, _)| why), None);
             }
-            () = &mut outgrown, if !stopping => stop = Some(end(&exec, exceeded(disk::DISK))),
+            limit = &mut outgrown, if !stopping => stop = Some(end(&exec, exceeded(limit))),
             () = call.watched.starved.cancelled(), if !stopping => stop = Some(end(&exec, exceeded(disk::DISK_FREE))),
             () = outlet.due() => outlet.send_recent(),
             () = &mut feed, if !fed => fed = true,

@@ -176,6 +176,8 @@ struct Ran {
     audit: Option<(u64, u64)>,
     /// Background processes of a command may be at work.
     lingering: bool,
+    /// Something on the branch is not in its tree hash.
+    unscannable: Option<String>,
     warnings: Vec<String>,
     confinement: Option<proto::verify::Confinement>,
 }
@@ -204,7 +206,9 @@ impl Run<'_> {
         Ok(Report {
             version: REPORT_VERSION,
             id: self.id.clone(),
-            passed: !cancelled && ran.commands.iter().all(|command| command.outcome.passed()),
+            passed: !cancelled
+                && ran.unscannable.is_none()
+                && ran.commands.iter().all(|command| command.outcome.passed()),
             cancelled,
             source: source_shown(&self.request.source),
             base: ground.base.id,
@@ -216,7 +220,7 @@ impl Run<'_> {
             changed: ran.changes.total(),
             commands: ran.commands,
             confinement: ran.confinement,
-            warnings: ground.base.warnings.into_iter().chain(ran.warnings).collect(),
+            warnings: ground.base.warnings.into_iter().chain(ran.warnings).chain(ran.unscannable).collect(),
             started_ms,
             wall_ms,
             audit: ran.audit,
@@ -286,8 +290,8 @@ impl Run<'_> {
     }
 
     async fn commands(&self, stage: &Stage<'_>, ran: &mut Ran) -> Result<(), VerifyError> {
-        let size = disk::used(self.runner, stage.branch, stage.hand).await.map_err(VerifyError::Below)?;
-        let disk_bytes_end = size.saturating_add(stage.disk_bytes_max);
+        let disk_end = disk::End::from_now(self.runner, stage.branch, stage.hand, stage.disk_bytes_max).await;
+        let disk_end = disk_end.map_err(VerifyError::Below)?;
         let setup = self.request.setup.iter().map(|argv| (Phase::Setup, argv));
         let all = setup.chain(self.request.checks.iter().map(|argv| (Phase::Check, argv)));
         let mut ended = false;
@@ -298,7 +302,7 @@ impl Run<'_> {
             }
             let index = u32::try_from(index).unwrap_or(u32::MAX);
             self.tell(VerifyEvent::Started { index, phase, argv: argv.clone() }).await;
-            let report = self.command(stage, index, (phase, argv), disk_bytes_end, ran).await?;
+            let report = self.command(stage, index, (phase, argv), disk_end, ran).await?;
             ended = stage.hand.lost().is_some() || ends(&report, self.request.keep_going);
             self.tell(VerifyEvent::Ended { index, report: Box::new(report.clone()) }).await;
             ran.commands.push(report);
@@ -311,7 +315,7 @@ impl Run<'_> {
         stage: &Stage<'_>,
         index: u32,
         (phase, argv): (Phase, &[String]),
-        disk_bytes_end: u64,
+        disk_end: disk::End,
         ran: &mut Ran,
     ) -> Result<CommandReport, VerifyError> {
         let exec = ExecId::from_random(id::random());
@@ -341,7 +345,7 @@ impl Run<'_> {
             exec: &exec,
             spec,
             cancel: &self.cancel,
-            disk_bytes_end,
+            disk_end,
             watched: stage.watched,
             stdin: None,
             control: None,
@@ -376,6 +380,8 @@ impl Run<'_> {
         });
         let scan = scan.await.map_err(below)?;
         ran.changes.add(&scan.changed);
+        // As of the last scan: what a command removed again does no harm.
+        ran.unscannable = scan.unscannable_told();
         if let (Some(first), Some(last)) = (scan.first_seq, scan.last_seq) {
             ran.audit = Some((ran.audit.map_or(first, |(first, _)| first), last));
         }
@@ -477,11 +483,12 @@ fn ends(report: &CommandReport, keep_going: bool) -> bool {
     let broken = match &report.outcome {
         Outcome::HandLost { .. } | Outcome::Cancelled => true,
         // The branch stays too large.
-        Outcome::LimitExceeded { limit } => limit == disk::DISK || limit == disk::DISK_FREE,
+        Outcome::LimitExceeded { limit } => disk::is_disk(limit),
         Outcome::Exited { .. }
         | Outcome::Signalled { .. }
         | Outcome::TimedOut { .. }
         | Outcome::NotStarted { .. }
+        | Outcome::Killed { .. }
         | Outcome::Skipped => false,
     };
     !report.outcome.passed() && (broken || report.phase == Phase::Setup || !keep_going)

@@ -90,7 +90,7 @@ struct Warm {
     /// Whose background processes may still write.
     lingering: Option<Actor>,
     /// The branch may not be larger than this: set by the last exec that started.
-    disk_bytes_end: u64,
+    disk_end: disk::End,
     watched: Arc<Watched>,
     /// The branch stays mounted as long as its hand lives.
     _root: Root,
@@ -107,9 +107,9 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Sets how large the branch may be, for what the exec leaves running, too.
-    pub(crate) fn set_disk_bytes_end(&self, bytes: u64) {
+    pub(crate) fn set_disk_end(&self, end: disk::End) {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
-            warm.disk_bytes_end = bytes;
+            warm.disk_end = end;
         }
     }
 
@@ -138,6 +138,11 @@ impl Lease {
             warm.forget_background(&self.branch);
         }
         true
+    }
+
+    /// Whether no other exec runs in the hand.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.runner.inner.warm.slots().get(&self.branch).is_none_or(|warm| warm.running.len() == 1)
     }
 
     /// Whether other processes may write to the branch: another exec's, or what an earlier one left behind.
@@ -268,7 +273,7 @@ impl WarmHands {
             running: vec![actor.clone()],
             used: Instant::now(),
             lingering: None,
-            disk_bytes_end: u64::MAX,
+            disk_end: disk::End::NONE,
             watched: watched.clone(),
             _root: root,
         };
@@ -430,15 +435,15 @@ pub(crate) async fn watch_background(runner: Runner) {
             () = runner.inner.stopping.cancelled() => return,
         }
         let warm = &runner.inner.warm;
-        let lingering: Vec<(BranchId, Hand, u64)> = {
+        let lingering: Vec<(BranchId, Hand, disk::End)> = {
             let slots = warm.slots();
             let lingering = slots.iter().filter(|(_, warm)| warm.lingering.is_some());
-            lingering.map(|(branch, warm)| (branch.clone(), warm.hand.clone(), warm.disk_bytes_end)).collect()
+            lingering.map(|(branch, warm)| (branch.clone(), warm.hand.clone(), warm.disk_end)).collect()
         };
         let mut over = HashSet::new();
         for (branch, hand, end) in lingering {
             if hand.lost().is_some()
-                || matches!(disk::used(&runner, &branch, &hand).await, Ok(bytes) if bytes <= end)
+                || matches!(disk::used(&runner, &branch, &hand).await, Ok(used) if end.exceeded(&used).is_none())
             {
                 continue;
             }

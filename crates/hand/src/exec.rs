@@ -292,8 +292,6 @@ async fn has_room(out: &Sender) -> bool {
 /// One output stream.
 struct Stream {
     fd: Option<pipe::Receiver>,
-    bytes: u64,
-    bytes_max: u64,
     /// After the drain: how much may still be taken.
     rest: usize,
     terminal: bool,
@@ -301,21 +299,17 @@ struct Stream {
 
 impl Stream {
     fn new(fd: Option<pipe::Receiver>, plan: &Plan) -> Self {
-        let terminal = plan.pty.is_some();
-        Stream { fd, terminal, bytes: 0, bytes_max: plan.output_bytes_max, rest: CHUNK_BYTES_MAX }
+        Stream { fd, terminal: plan.pty.is_some(), rest: CHUNK_BYTES_MAX }
     }
 
     /// What of a chunk is passed on. Nothing read, or an error (a terminal's EIO), is the end.
     fn take(&mut self, chunk: io::Result<Bytes>) -> Option<Bytes> {
-        let mut chunk = chunk.unwrap_or_default();
+        let chunk = chunk.unwrap_or_default();
         if chunk.is_empty() {
             self.fd = None;
             return None;
         }
-        let room = self.bytes_max.saturating_sub(self.bytes);
-        self.bytes += chunk.len() as u64;
-        chunk.truncate(usize::try_from(room).unwrap_or(usize::MAX));
-        (!chunk.is_empty()).then_some(chunk)
+        Some(chunk)
     }
 
     /// Hears a stream no more that background processes hold. A terminal hangs up; a pipe is read on, for its writers to
@@ -518,8 +512,6 @@ impl Task {
             rss_bytes_max: end.rss_bytes_max,
             wall_ms: end.wall_us / 1000,
             lingering: end.lingering && !gone,
-            stdout_bytes: self.streams[0].bytes,
-            stderr_bytes: self.streams[1].bytes,
             processes_full: end.processes_full,
             program_missing: end.program_missing,
         }

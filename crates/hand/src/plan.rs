@@ -31,8 +31,6 @@ pub struct Plan {
     pub stdin: bool,
     /// When to kill it.
     pub wall_ms_max: Option<u64>,
-    /// Bytes of each stream to pass on.
-    pub output_bytes_max: u64,
     /// What to search.
     path: Vec<u8>,
 }
@@ -98,7 +96,6 @@ pub fn check(start: Start) -> Result<Plan, PlanError> {
         pty: start.pty,
         stdin: start.stdin,
         wall_ms_max: (start.wall_ms_max > 0).then_some(start.wall_ms_max),
-        output_bytes_max: if start.output_bytes_max == 0 { u64::MAX } else { start.output_bytes_max },
         path,
     })
 }

@@ -2,10 +2,14 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::time::Duration;
 
 use proto::hand::{BootConfig, Finding};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::table::Table;
 
@@ -96,13 +100,30 @@ fn sends(address: SocketAddrV4) -> String {
     sent.map_or_else(|error| format!("closed ({})", kind(&error)), |_| "open".into())
 }
 
+/// Whether there is anything to be had at a path. Only what can't be seen, or not be touched, is closed.
 fn opens(path: &Path) -> String {
-    match std::fs::symlink_metadata(path).and_then(|meta| {
-        if meta.is_dir() { std::fs::read_dir(path).map(drop) } else { std::fs::File::open(path).map(drop) }
-    }) {
+    let tried = std::fs::metadata(path).and_then(|meta| {
+        if meta.file_type().is_socket() {
+            return Ok(reaches(path)?);
+        }
+        // Neither a fifo nor a device may make this wait.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(())
+    });
+    let closed = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied, io::ErrorKind::NotADirectory];
+    match tried {
         Ok(()) => "open".into(),
-        Err(error) => format!("closed ({})", kind(&error)),
+        Err(error) if closed.contains(&error.kind()) => format!("closed ({})", kind(&error)),
+        Err(error) => format!("open ({})", kind(&error)),
     }
+}
+
+/// Connects to a socket in the file system.
+fn reaches(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 /// A filter answers with EPERM or ENOSYS; anything else means that the kernel itself looked at the call.
@@ -118,4 +139,40 @@ fn syscall(error: &io::Error) -> String {
 fn kind(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::{UnixDatagram, UnixListener};
+
+    use super::*;
+
+    #[test]
+    fn whatever_can_be_reached_is_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let _listens = UnixListener::bind(at("listens")).unwrap();
+        drop(UnixListener::bind(at("deaf")).unwrap());
+        let _datagrams = UnixDatagram::bind(at("datagrams")).unwrap();
+        std::fs::write(at("file"), "").unwrap();
+        symlink("listens", at("link")).unwrap();
+        symlink("nowhere", at("dangling")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .unwrap();
+        for (name, want) in [
+            ("", "open"),
+            ("file", "open"),
+            ("fifo", "open"),
+            ("listens", "open"),
+            ("link", "open"),
+            ("deaf", "open (connection refused)"),
+            ("datagrams", "open (protocol wrong type for socket)"),
+            ("missing", "closed (no such file or directory)"),
+            ("dangling", "closed (no such file or directory)"),
+            ("file/below", "closed (not a directory)"),
+        ] {
+            assert_eq!(opens(&at(name)), want, "{name}");
+        }
+    }
 }

@@ -12,9 +12,19 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hands::link::{ExecEvent, ExecSpec, Size, Stdin};
-use kit::{Kit, argv, id, lives, run, sh, until};
+use kit::{Kit, Ran, argv, id, lives, run, sh, until};
 use proto::hand::{EnvVar, Start};
 use proto::verify::Outcome;
+
+/// Runs a command that is given some bytes to read.
+async fn fed(kit: &Kit, spec: ExecSpec, bytes: Bytes) -> Ran {
+    let mut exec = kit.exec(ExecSpec { stdin: Stdin::Piped, ..spec }).await;
+    let stdin = exec.take_stdin().unwrap();
+    let feeder = tokio::spawn(async move { stdin.write(bytes).await });
+    let ran = run(exec).await;
+    let _ = feeder.await;
+    ran
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_command_ends_with_its_status() {
@@ -45,8 +55,7 @@ async fn cpu_and_wall_time_are_told() {
 async fn ten_megabytes_go_through_cat() {
     let kit = Kit::new().await;
     let sent: Vec<u8> = (0..10_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let ran =
-        run(kit.exec(ExecSpec { stdin: Stdin::Bytes(sent.clone().into()), ..argv(&["cat"]) }).await).await;
+    let ran = fed(&kit, argv(&["cat"]), sent.clone().into()).await;
     assert_eq!(ran.outcome, Outcome::Exited { code: 0 });
     assert!(ran.stdout == sent, "{} bytes came back", ran.stdout.len());
 }
@@ -55,10 +64,11 @@ async fn ten_megabytes_go_through_cat() {
 async fn piped_stdin_ends_when_it_is_closed() {
     let kit = Kit::new().await;
     let mut exec = kit.exec(ExecSpec { stdin: Stdin::Piped, ..argv(&["cat"]) }).await;
-    assert!(exec.stdin(Bytes::from_static(b"one\n")).await);
+    let stdin = exec.take_stdin().unwrap();
+    assert!(stdin.write("one\n".into()).await);
     assert_eq!(exec.next_event().await.unwrap(), ExecEvent::Output { fd: 1, bytes: "one\n".into() });
-    assert!(exec.stdin(Bytes::from_static(b"two\n")).await);
-    exec.close_stdin();
+    assert!(stdin.write("two\n".into()).await);
+    drop(stdin);
     assert_eq!(run(exec).await.stdout, b"two\n");
 }
 
@@ -85,9 +95,8 @@ async fn stdin_waits_for_the_command() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_command_that_closes_its_stdin_does_not_block_the_sender() {
     let kit = Kit::new().await;
-    let spec =
-        ExecSpec { stdin: Stdin::Bytes(vec![1; 3_000_000].into()), ..sh("exec <&-; sleep 0.3; echo done") };
-    assert_eq!(run(kit.exec(spec).await).await.text(), "done");
+    let ran = fed(&kit, sh("exec <&-; sleep 0.3; echo done"), vec![1; 3_000_000].into()).await;
+    assert_eq!(ran.text(), "done");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -135,29 +144,6 @@ async fn a_reader_that_stops_holds_up_nobody_else() {
         if let ExecEvent::Ended { outcome, .. } = event {
             assert_eq!(outcome, Outcome::TimedOut { wall_ms_max: 300 });
         }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn output_beyond_the_cap_is_read_and_dropped() {
-    let kit = Kit::new().await;
-    let start = Start {
-        exec: id().to_string(),
-        argv: ["sh", "-c", "head -c 1000000 /dev/zero"].map(Bytes::from_static_str).to_vec(),
-        output_bytes_max: 1000,
-        ..Start::default()
-    };
-    let ran = run(kit.link().exec_start((start, Stdin::Null)).await.unwrap()).await;
-    assert_eq!((ran.outcome, ran.stdout.len()), (Outcome::Exited { code: 0 }, 1000));
-}
-
-trait FromStaticStr {
-    fn from_static_str(text: &'static str) -> Bytes;
-}
-
-impl FromStaticStr for Bytes {
-    fn from_static_str(text: &'static str) -> Bytes {
-        Bytes::from_static(text.as_bytes())
     }
 }
 
@@ -228,6 +214,7 @@ async fn a_terminal_has_a_size_and_can_be_resized() {
     let line = "tty >/dev/null && echo tty; stty size; read x; stty size; echo got $x; exec sleep 60";
     let spec = ExecSpec { pty: Some(Size { rows: 30, cols: 100 }), stdin: Stdin::Piped, ..sh(line) };
     let mut exec = kit.exec(spec).await;
+    let stdin = exec.take_stdin().unwrap();
     let mut seen = String::new();
     let mut resized = false;
     loop {
@@ -239,13 +226,13 @@ async fn a_terminal_has_a_size_and_can_be_resized() {
             }
             Ok(None) => panic!("no end: {seen}"),
             // Ctrl-C, as a terminal means it. Again, since the shell catches it until `sleep` has taken its place.
-            Err(_) if seen.contains("got hello") => assert!(exec.stdin("\x03".into()).await),
+            Err(_) if seen.contains("got hello") => assert!(stdin.write("\x03".into()).await),
             Err(_) => {}
         }
         if !resized && seen.contains("30 100") {
             resized = true;
             assert!(exec.resize(Size { rows: 50, cols: 132 }).await.unwrap());
-            assert!(exec.stdin("hello\n".into()).await);
+            assert!(stdin.write("hello\n".into()).await);
         }
     }
     assert!(seen.starts_with("tty\r\n30 100\r\n") && seen.contains("50 132"), "{seen}");
@@ -254,12 +241,8 @@ async fn a_terminal_has_a_size_and_can_be_resized() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn closing_stdin_of_a_terminal_is_its_end_of_file() {
     let kit = Kit::new().await;
-    let spec = ExecSpec {
-        pty: Some(Size { rows: 24, cols: 80 }),
-        stdin: Stdin::Bytes("hi\n".into()),
-        ..sh("stty -echo; cat; echo over")
-    };
-    let text = run(kit.exec(spec).await).await.text();
+    let spec = ExecSpec { pty: Some(Size { rows: 24, cols: 80 }), ..sh("stty -echo; cat; echo over") };
+    let text = fed(&kit, spec, "hi\n".into()).await.text();
     assert!(text.ends_with("over"), "{text}");
 }
 
@@ -400,7 +383,7 @@ async fn code_that_kills_its_supervisor_ends_everything() {
     let ran = kit.sh("kill -STOP $PPID; kill -KILL $PPID; setsid sleep 60 & echo $! > p1; sleep 60").await;
     for outcome in [ran.outcome, run(other).await.outcome] {
         assert!(
-            matches!(&outcome, Outcome::HandLost { reason } if reason.contains("a supervisor process")),
+            matches!(&outcome, Outcome::Killed { reason } if reason.contains("a supervisor process")),
             "{outcome:?}"
         );
     }

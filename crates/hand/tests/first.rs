@@ -53,7 +53,7 @@ async fn code_that_kills_everything_it_can_ends_only_itself() {
     let ran = kit.sh("setsid sleep 60 & setsid sleep 60 & kill -9 -1; sleep 60").await;
     for outcome in [ran.outcome, run(other).await.outcome] {
         assert!(
-            matches!(&outcome, Outcome::HandLost { reason } if reason.contains("a supervisor process")),
+            matches!(&outcome, Outcome::Killed { reason } if reason.contains("a supervisor process")),
             "{outcome:?}"
         );
     }

@@ -284,11 +284,6 @@ impl Hand {
         }
     }
 
-    /// CPU time of all its processes, in milliseconds, where the host can tell.
-    pub fn cpu_ms(&self) -> Option<u64> {
-        self.group().and_then(Group::cpu_us).map(|us| us / 1000)
-    }
-
     /// Disk space of files of its branch that its processes have open and that have no name any more. Blocks.
     pub fn unlinked_bytes(&self) -> u64 {
         usage::unlinked_bytes(&self.pids(), self.inner.dev)
@@ -447,7 +442,9 @@ impl Exec {
         };
         let outcome = match outcome {
             Outcome::Signalled { signal: SIGXFSZ } => exceeded("disk"),
-            Outcome::Exited { code: 1.. } | Outcome::Signalled { .. } if self.out_of_memory() => {
+            Outcome::Exited { code: 1.. } | Outcome::Signalled { .. } | Outcome::Killed { .. }
+                if self.out_of_memory() =>
+            {
                 exceeded("memory")
             }
             Outcome::HandLost { reason } => self.why_lost(reason).await,
@@ -456,6 +453,7 @@ impl Exec {
             | Outcome::TimedOut { .. }
             | Outcome::LimitExceeded { .. }
             | Outcome::NotStarted { .. }
+            | Outcome::Killed { .. }
             | Outcome::Cancelled
             | Outcome::Skipped) => other,
         };
@@ -473,16 +471,6 @@ impl Exec {
 
     fn out_of_memory(&self) -> bool {
         self.hand.oom_kills() > self.oom_kills
-    }
-
-    /// See [`link::Exec::stdin`].
-    pub async fn stdin(&self, bytes: Bytes) -> bool {
-        self.exec.stdin(bytes).await
-    }
-
-    /// See [`link::Exec::close_stdin`].
-    pub fn close_stdin(&mut self) {
-        self.exec.close_stdin();
     }
 
     /// See [`link::Exec::take_stdin`].

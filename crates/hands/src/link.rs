@@ -76,9 +76,7 @@ pub enum Stdin {
     /// Nothing: `/dev/null`.
     #[default]
     Null,
-    /// These bytes.
-    Bytes(Bytes),
-    /// What [`Exec::stdin`] is given, until it is closed.
+    /// What is written to [`Exec::take_stdin`], until that is dropped.
     Piped,
 }
 
@@ -353,7 +351,6 @@ impl ExecSpec {
             pty: self.pty.map(window),
             stdin: self.stdin != Stdin::Null,
             wall_ms_max: self.wall_ms_max.unwrap_or(0),
-            output_bytes_max: 0,
         };
         (start, self.stdin)
     }
@@ -378,19 +375,11 @@ fn inputs(start: Start, stdin: Stdin) -> (Inputs, Option<mpsc::Sender<ExecInput>
     let start = tokio_stream::once(ExecInput { input: Some(Input::Start(start)) });
     match stdin {
         Stdin::Null => (Inputs(Box::pin(start)), None),
-        Stdin::Bytes(bytes) => {
-            let chunks = tokio_stream::iter(chunks(bytes).map(stdin_message));
-            (Inputs(Box::pin(start.chain(chunks))), None)
-        }
         Stdin::Piped => {
             let (sender, receiver) = mpsc::channel(STDIN_CHUNKS_MAX);
             (Inputs(Box::pin(start.chain(ReceiverStream::new(receiver)))), Some(sender))
         }
     }
-}
-
-fn stdin_message(chunk: Bytes) -> ExecInput {
-    ExecInput { input: Some(Input::Stdin(chunk)) }
 }
 
 fn chunks(mut bytes: Bytes) -> impl Iterator<Item = Bytes> + Send {
@@ -461,19 +450,6 @@ impl Exec {
         None
     }
 
-    /// Puts bytes into the command's piped stdin; returns when there is room for more. False: it reads no more.
-    pub async fn stdin(&self, bytes: Bytes) -> bool {
-        match &self.stdin {
-            Some(sender) => send(sender, bytes).await,
-            None => false,
-        }
-    }
-
-    /// Ends the command's piped stdin.
-    pub fn close_stdin(&mut self) {
-        self.stdin = None;
-    }
-
     /// Takes stdin away, to be filled by another task.
     pub fn take_stdin(&mut self) -> Option<ExecStdin> {
         self.stdin.take().map(|sender| ExecStdin { sender, started: self.started.subscribe() })
@@ -509,7 +485,8 @@ impl Exec {
                 Outcome::NotStarted { reason, program_missing: exited.program_missing }
             }
             Some(How::Cancelled(Cancelled {})) => Outcome::Cancelled,
-            Some(How::Lost(reason)) => Outcome::HandLost { reason },
+            // The hand itself says so, and lives.
+            Some(How::Lost(reason)) => Outcome::Killed { reason },
             None => Outcome::HandLost { reason: "the hand did not say how the command ended".into() },
         };
         ExecEvent::Ended {
@@ -523,7 +500,15 @@ impl Exec {
     }
 
     fn lost(&mut self, reason: String) -> ExecEvent {
-        self.ended(Exited { how: Some(How::Lost(reason)), ..Exited::default() })
+        self.over = true;
+        ExecEvent::Ended {
+            outcome: Outcome::HandLost { reason },
+            cpu_ms: 0,
+            wall_ms: 0,
+            lingering: false,
+            rss_bytes_max: 0,
+            processes_full: false,
+        }
     }
 }
 
@@ -558,19 +543,15 @@ impl ExecStdin {
         self.started.wait_for(|started| *started).await.is_ok()
     }
 
-    /// See [`Exec::stdin`].
+    /// Puts bytes into the command's stdin; returns when there is room for more. False: it reads no more.
     pub async fn write(&self, bytes: Bytes) -> bool {
-        send(&self.sender, bytes).await
-    }
-}
-
-async fn send(sender: &mpsc::Sender<ExecInput>, bytes: Bytes) -> bool {
-    for chunk in chunks(bytes) {
-        if sender.send(stdin_message(chunk)).await.is_err() {
-            return false;
+        for chunk in chunks(bytes) {
+            if self.sender.send(ExecInput { input: Some(Input::Stdin(chunk)) }).await.is_err() {
+                return false;
+            }
         }
+        true
     }
-    true
 }
 
 /// The first cause counts.
@@ -631,7 +612,6 @@ mod tests {
         send(link.kill_all());
         send(link.closed());
         send(exec.cancel());
-        send(exec.stdin(Bytes::new()));
         send(exec.next_event());
         send(link.exec(id, spec));
     }

@@ -61,12 +61,11 @@ pub fn judge(findings: &[(String, String)], expect: &Expect) -> Judgement {
         }
     }
     let landlock = value("landlock").unwrap_or("not reported");
-    if !landlock.starts_with("enforced") && !landlock.starts_with("partly enforced") {
-        if expect.tolerate.iter().any(|name| name == "landlock") {
-            found.degraded.push(format!("landlock: {landlock}"));
-        } else {
-            found.problems.push(format!("landlock is {landlock}"));
-        }
+    let tolerated = || expect.tolerate.iter().any(|name| name == "landlock");
+    if landlock.starts_with("partly enforced") || (!landlock.starts_with("enforced") && tolerated()) {
+        found.degraded.push(format!("landlock: {landlock}"));
+    } else if !landlock.starts_with("enforced") {
+        found.problems.push(format!("landlock is {landlock}"));
     }
     found
 }
@@ -138,6 +137,16 @@ mod tests {
             let silent_is_fine = name.starts_with("path.");
             assert_eq!(judge(&findings, &expect()).problems.is_empty(), silent_is_fine, "{name}");
         }
+    }
+
+    #[test]
+    fn a_landlock_that_knows_only_a_part_is_told() {
+        let mut findings = good();
+        findings.iter_mut().find(|(name, _)| name == "landlock").unwrap().1 =
+            "partly enforced (abi 2)".into();
+        let judgement = judge(&findings, &expect());
+        assert_eq!(judgement.problems, Vec::<String>::new());
+        assert_eq!(judgement.degraded, ["landlock: partly enforced (abi 2)"]);
     }
 
     #[test]

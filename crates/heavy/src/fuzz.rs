@@ -211,7 +211,6 @@ fn exec_input_seeds() -> Vec<Vec<u8>> {
         pty: Some(WindowSize { rows: 24, cols: 80 }),
         stdin: true,
         wall_ms_max: 1000,
-        output_bytes_max: 1 << 20,
     };
     let inputs = [exec_input::Input::Start(start), exec_input::Input::Stdin(b"some input".to_vec().into())];
     inputs.map(|input| ExecInput { input: Some(input) }.encode_to_vec()).to_vec()
@@ -231,8 +230,6 @@ fn exec_output_seeds() -> Vec<Vec<u8>> {
         rss_bytes_max: 1 << 20,
         wall_ms: 9,
         lingering: true,
-        stdout_bytes: 3,
-        stderr_bytes: 0,
         processes_full: true,
         program_missing: false,
         how: Some(exited::How::NotStarted("no such program".to_owned())),

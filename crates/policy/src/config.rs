@@ -70,7 +70,8 @@ pub struct HandConfig {
     pub toolchains: bool,
     /// Variables of the runner's environment that commands get, too.
     pub env_pass: Vec<String>,
-    /// Protections that may be missing on this host: `landlock`. Reports name them as degraded.
+    /// Protections that may be missing on this host: `landlock`. Reports name them as degraded, and so a Landlock that is too old
+    /// to enforce all that is asked of it, which may be in any case.
     pub tolerate: Vec<String>,
     /// Size of each private tmpfs (`/tmp`, home, package caches), which counts as memory; 0: half of the memory limit.
     pub tmp_bytes_max: u64,

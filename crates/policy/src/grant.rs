@@ -35,7 +35,7 @@ pub struct HostCaps {
     pub cpus: u32,
     /// Memory that the runner may use.
     pub memory_bytes: u64,
-    /// What limits CPU time: `cgroup2`, `cgroup1`, `affinity` (whole CPUs only).
+    /// What limits CPU time: `cgroup2`, `cgroup1`.
     pub cpu_by: Option<String>,
     /// What limits memory.
     pub memory_by: Option<String>,
@@ -117,9 +117,8 @@ pub fn grant(asked: &LimitsAsked, config: &Config, host: &HostCaps) -> Result<Gr
     let (most, defaults) = (&config.limits_max, &config.limits);
     // A quota is needed only below the whole machine.
     let cpu_needs = asked.cpu_milli.is_some_and(|milli| milli < all_cpus);
-    let whole_cpus = asked.cpu_milli.is_none_or(|milli| milli % 1000 == 0);
-    let cpu_by = host.cpu_by.clone().filter(|by| by != "affinity" || whole_cpus);
-    let cpu_by = cpu_by.or_else(|| (asked.cpu_milli.is_some() && !cpu_needs).then(|| "host".to_owned()));
+    let whole = || (asked.cpu_milli.is_some() && !cpu_needs).then(|| "host".to_owned());
+    let cpu_by = host.cpu_by.clone().or_else(whole);
     let rules = [
         Rule::new("cpu_milli", asked.cpu_milli, default_cpu, MIN.cpu_milli, most.cpu_milli, cpu_by),
         Rule::new(
@@ -303,14 +302,6 @@ mod tests {
         refused(LimitsAsked { cpu_milli: Some(1000), ..Default::default() }, "cpus");
         refused(LimitsAsked { memory_bytes_max: Some(1 << 30), ..Default::default() }, "memory");
         refused(LimitsAsked { pids_max: Some(100), ..Default::default() }, "pids");
-    }
-
-    #[test]
-    fn affinity_enforces_whole_cpus_only() {
-        let host = HostCaps { cpu_by: Some("affinity".into()), ..host() };
-        let ask = |milli| LimitsAsked { cpu_milli: Some(milli), ..Default::default() };
-        assert!(grant(&ask(1000), &Config::default(), &host).is_ok());
-        assert!(grant(&ask(1500), &Config::default(), &host).is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::path::JsonBytes;
 
-/// Messages, server trait and client, generated from `proto/hand.proto`; `UPDATE=1 cargo test -p proto` rewrites it.
+/// Messages, server trait and client, generated from `proto/hand.proto`; `UPDATE=1 cargo test -p proto --features hand` rewrites it.
 #[allow(missing_docs, clippy::all, reason = "generated; the comments are in the .proto file")]
 #[rustfmt::skip]
 mod generated {

@@ -93,10 +93,6 @@ id!(
     /// One command run in a hand.
     ExecId, "ex-", "exec"
 );
-id!(
-    /// A booted place where code runs.
-    HandId, "hd-", "hand"
-);
 
 fn render(prefix: &str, random: [u8; 10]) -> String {
     let mut out = String::with_capacity(prefix.len() + DIGITS);

@@ -169,6 +169,11 @@ pub enum Outcome {
     },
     /// The caller stopped it.
     Cancelled,
+    /// It was killed with all that ran in the hand, for what the code there did: it killed a process that holds it together.
+    Killed {
+        /// What happened.
+        reason: String,
+    },
     /// The hand died or stopped answering under it.
     HandLost {
         /// The cause, as far as it is known.
@@ -279,7 +284,7 @@ pub struct LimitInForce {
     pub name: String,
     /// Its value.
     pub value: u64,
-    /// By what: `cgroup2`, `cgroup1`, `rlimit`, `watch`, `deadline`; `None`: not enforced on this host.
+    /// By what: `cgroup2`, `cgroup1`, `host` (all that the machine has), `watch`, `deadline`; `None`: not enforced on this host.
     pub enforced_by: Option<String>,
 }
 

@@ -4,7 +4,6 @@
 
 use std::io;
 
-use rustix::fs::CWD;
 use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
@@ -69,9 +68,4 @@ fn write_identity_map(uid: u32, gid: u32) -> io::Result<()> {
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
     std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
-}
-
-/// The inode of one of this process's namespaces (`mnt`, `user`, `pid`, …), which is its name.
-pub fn id(kind: &str) -> io::Result<u64> {
-    Ok(rustix::fs::statat(CWD, format!("/proc/self/ns/{kind}"), rustix::fs::AtFlags::empty())?.st_ino)
 }

@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn mounts_are_staged_in_a_namespace_of_their_own() {
-        if !rustix::process::geteuid().is_root() {
+        if !testkit::have(testkit::Need::Root) {
             return;
         }
         let dir = std::env::temp_dir().join(format!("sys-staging-{}", std::process::id()));

@@ -22,6 +22,8 @@ pub enum Need {
     Overlay,
     /// Mounting overlayfs in a user namespace as a user without privileges, also when this process is root.
     RootlessOverlay,
+    /// Landlock.
+    Landlock,
     /// bubblewrap, with all the namespaces that the sandbox tier asks for.
     Bwrap,
     /// Making a control group with memory and process limits.
@@ -56,6 +58,7 @@ pub const ALL: &[Need] = &[
     Need::UserNs,
     Need::Overlay,
     Need::RootlessOverlay,
+    Need::Landlock,
     Need::Bwrap,
     Need::Cgroup,
     Need::Cc,
@@ -79,6 +82,7 @@ impl Need {
             Need::UserNs => "userns",
             Need::Overlay => "overlay",
             Need::RootlessOverlay => "rootless-overlay",
+            Need::Landlock => "landlock",
             Need::Bwrap => "bwrap",
             Need::Cgroup => "cgroup",
             Need::Cc => "cc",
@@ -104,6 +108,7 @@ impl Need {
             }
             Need::Overlay => probe_overlay(is_root()),
             Need::RootlessOverlay => probe_overlay(false),
+            Need::Landlock => probe_landlock(),
             Need::Bwrap => try_run(as_other_user(command("bwrap").args([
                 "--unshare-all",
                 "--ro-bind",
@@ -212,6 +217,13 @@ fn probe_overlay(root: bool) -> Result<(), String> {
         as_other_user(&mut probe);
     }
     try_run(probe.current_dir(dir.path()))
+}
+
+fn probe_landlock() -> Result<(), String> {
+    use landlock::{ABI, Access as _, AccessFs, CompatLevel, Compatible as _, Ruleset, RulesetAttr as _};
+    let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let rules = rules.handle_access(AccessFs::from_all(ABI::V1)).and_then(Ruleset::create);
+    rules.map(|_| ()).map_err(|error| error.to_string())
 }
 
 fn probe_cgroup() -> Result<(), String> {

@@ -1,4 +1,5 @@
-//! Kept content: one zstd file per BLAKE3 hash of the plain content, durable before its name exists.
+//! Kept content: one zstd file per BLAKE3 hash of the plain content, durable before it has that name. Until then it has the
+//! name with `.new` at its end, which no start takes over.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
@@ -9,12 +10,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 /// Level 1: capture must not slow the commands that it follows.
 const ZSTD_LEVEL: i32 = 1;
 /// Up to so many new blobs are synced one by one; more by syncing the file system once, which also writes whatever
 /// else is dirty on it.
 const SYNC_EACH_MAX: usize = 256;
+
+/// The end of a name whose content is not yet durable.
+const PENDING: &str = "new";
 
 /// Content that can't be stored or given back.
 #[derive(Debug, thiserror::Error)]
@@ -46,13 +52,15 @@ impl BlobError {
 pub(crate) struct Blobs {
     dir: PathBuf,
     next_tmp: AtomicU64,
-    /// Stored with [`Sync::Later`] and not synced yet, by whichever scan.
+    /// Stored with [`Sync::Later`] and not synced yet, by whichever scan: under their pending names.
     unsynced: Mutex<HashSet<blake3::Hash>>,
+    /// What could not be synced and was not stored again: others may rely on it.
+    lost: Mutex<HashSet<blake3::Hash>>,
 }
 
 impl Blobs {
     pub(crate) fn new(dir: PathBuf) -> Self {
-        Self { dir, next_tmp: AtomicU64::new(0), unsynced: Mutex::default() }
+        Self { dir, next_tmp: AtomicU64::new(0), unsynced: Mutex::default(), lost: Mutex::default() }
     }
 
     fn path(&self, hash: &blake3::Hash) -> PathBuf {
@@ -60,18 +68,49 @@ impl Blobs {
         self.dir.join(&hex[..2]).join(&hex[2..])
     }
 
+    /// The name of content that is not yet durable.
+    fn pending(&self, hash: &blake3::Hash) -> PathBuf {
+        self.path(hash).with_extension(PENDING)
+    }
+
     pub(crate) fn has(&self, hash: &blake3::Hash) -> bool {
-        self.path(hash).exists()
+        self.path(hash).exists() || self.unsynced().contains(hash)
     }
 
     fn unsynced(&self) -> MutexGuard<'_, HashSet<blake3::Hash>> {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes blobs of an earlier runner durable that was killed before it could: their names exist, and no power cut
-    /// may take what a row is about to rely on.
+    fn lost(&self) -> MutexGuard<'_, HashSet<blake3::Hash>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the names of blobs durable that an earlier runner gave and was killed before it could: no power cut may take
+    /// what a row is about to rely on.
     pub(crate) fn settle(&self) -> io::Result<()> {
         Ok(rustix::fs::syncfs(File::open(&self.dir)?)?)
+    }
+
+    /// Removes what an earlier runner began to store.
+    pub(crate) fn sweep(&self) -> io::Result<()> {
+        let begun = |name: &std::ffi::OsStr| {
+            let path = Path::new(name);
+            path.extension().is_some_and(|end| end == PENDING) || name.as_encoded_bytes().starts_with(b"tmp-")
+        };
+        for entry in std::fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            if begun(&entry.file_name()) {
+                std::fs::remove_file(entry.path())?;
+            } else if entry.file_type()?.is_dir() {
+                for entry in std::fs::read_dir(entry.path())? {
+                    let entry = entry?;
+                    if begun(&entry.file_name()) {
+                        std::fs::remove_file(entry.path())?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Stores bytes whose hash is known, unless it has them. Not durable until [`Blobs::sync_all`].
@@ -96,29 +135,66 @@ impl Blobs {
             .map_err(fail)
     }
 
-    /// Makes durable those of `hashes` that are not yet.
+    /// Makes durable those of `hashes` that are not yet. What can't be is forgotten: it has to be stored again, since a
+    /// second attempt to sync it would tell of a success that there was not.
     pub(crate) fn sync_all(&self, hashes: &[blake3::Hash]) -> Result<(), BlobError> {
-        let mut new: Vec<_> = {
+        let (mut new, known): (Vec<_>, Vec<_>) = {
             let unsynced = self.unsynced();
-            hashes.iter().filter(|hash| unsynced.contains(hash)).copied().collect()
+            hashes.iter().copied().partition(|hash| unsynced.contains(hash))
         };
         new.sort_unstable_by_key(|hash| *hash.as_bytes());
         new.dedup();
+        let synced = self.sync_new(&new);
+        if synced.is_err() {
+            self.lost().extend(new.iter().copied());
+        }
+        {
+            let mut unsynced = self.unsynced();
+            for hash in &new {
+                unsynced.remove(hash);
+                if synced.is_err() {
+                    let _ = std::fs::remove_file(self.pending(hash));
+                }
+            }
+        }
+        synced?;
+        // Another scan may have failed to sync what this one relied on.
+        let lost = self.lost();
+        match known.iter().find(|hash| lost.contains(hash)) {
+            Some(hash) => {
+                Err(BlobError::Io { what: "find", hash: *hash, source: io::ErrorKind::NotFound.into() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn sync_new(&self, new: &[blake3::Hash]) -> Result<(), BlobError> {
         let Some(first) = new.first().copied() else { return Ok(()) };
         let fail = |hash| move |source| BlobError::Io { what: "sync", hash, source };
-        if new.len() > SYNC_EACH_MAX {
+        let many = new.len() > SYNC_EACH_MAX;
+        if many {
             self.settle().map_err(fail(first))?;
-        } else {
-            new.par_iter().try_for_each(|hash| sync_path(&self.path(hash)).map_err(fail(*hash)))?;
-            let dirs: BTreeSet<PathBuf> =
-                new.iter().filter_map(|hash| self.path(hash).parent().map(Path::to_owned)).collect();
-            dirs.iter().chain([&self.dir]).try_for_each(|dir| sync_path(dir)).map_err(fail(first))?;
         }
-        let mut unsynced = self.unsynced();
-        new.iter().for_each(|hash| {
-            unsynced.remove(hash);
-        });
-        Ok(())
+        new.par_iter().try_for_each(|hash| {
+            let (pending, path) = (self.pending(hash), self.path(hash));
+            let place = || -> io::Result<()> {
+                if !many {
+                    sync_path(&pending)?;
+                }
+                std::fs::rename(&pending, &path)
+            };
+            match place() {
+                // Another scan, which stored the same, was faster.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && path.exists() => Ok(()),
+                placed => placed.map_err(fail(*hash)),
+            }
+        })?;
+        if many {
+            return self.settle().map_err(fail(first));
+        }
+        let dirs: BTreeSet<PathBuf> =
+            new.iter().filter_map(|hash| self.path(hash).parent().map(Path::to_owned)).collect();
+        dirs.iter().chain([&self.dir]).try_for_each(|dir| sync_path(dir)).map_err(fail(first))
     }
 
     fn tmp_name(&self) -> String {
@@ -142,31 +218,34 @@ impl Blobs {
     fn publish(&self, tmp: &Path, hash: &blake3::Hash, sync: Sync) -> io::Result<()> {
         let path = self.path(hash);
         let Some(parent) = path.parent() else { return Ok(()) };
-        if path.exists() {
-            std::fs::remove_file(tmp)?;
-            if sync == Sync::Now && self.unsynced().contains(hash) {
-                sync_path(&path)?;
+        make_dir(parent)?;
+        match sync {
+            Sync::Now => {
+                // Over the same content, if that is there already.
+                std::fs::rename(tmp, &path)?;
                 sync_path(parent)?;
-                return sync_path(&self.dir);
+                sync_path(&self.dir)?;
+                self.lost().remove(hash);
+                Ok(())
             }
-            return Ok(());
+            Sync::Later if path.exists() => std::fs::remove_file(tmp),
+            Sync::Later => {
+                // Before the name: whoever finds it must also find that it is not durable.
+                self.unsynced().insert(*hash);
+                self.lost().remove(hash);
+                // Not over what another scan is syncing now.
+                match renameat_with(CWD, tmp, CWD, self.pending(hash), RenameFlags::NOREPLACE) {
+                    Err(Errno::EXIST) => std::fs::remove_file(tmp),
+                    renamed => Ok(renamed?),
+                }
+            }
         }
-        // The directory may also be new and not yet synced by whoever stores later.
-        if (make_dir(parent)? || !self.unsynced().is_empty()) && sync == Sync::Now {
-            sync_path(&self.dir)?;
-        }
-        if sync == Sync::Later {
-            // Before the name: whoever finds it must also find that it is not durable.
-            self.unsynced().insert(*hash);
-        }
-        std::fs::rename(tmp, &path)?;
-        if sync == Sync::Now { File::open(parent)?.sync_all() } else { Ok(()) }
     }
 
     /// Opens a blob for reading plain content. The caller checks the hash if it needs to: see [`Blobs::read`].
     pub(crate) fn open(&self, hash: &blake3::Hash) -> Result<impl Read + use<>, BlobError> {
         let fail = |source| BlobError::Io { what: "read", hash: *hash, source };
-        let file = File::open(self.path(hash)).map_err(fail)?;
+        let file = File::open(self.path(hash)).or_else(|_| File::open(self.pending(hash))).map_err(fail)?;
         zstd::Decoder::new(file).map_err(fail)
     }
 }
@@ -229,10 +308,46 @@ mod tests {
         blobs.store_known(&small, b"small").unwrap();
         blobs.store(&mut &b"small"[..], Sync::Now).unwrap();
         assert_eq!(blobs.unsynced().len(), 2);
+        assert!(!blobs.path(&hash).exists(), "not durable, so without its name");
         blobs.sync_all(&[hash, small, hash]).unwrap();
         assert!(blobs.unsynced().is_empty());
         let read = |hash| std::io::read_to_string(blobs.open(hash).unwrap()).unwrap().into_bytes();
         assert_eq!(read(&hash), big);
         assert_eq!(read(&small), b"small");
+    }
+
+    #[test]
+    fn what_was_not_synced_is_not_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let blobs = Blobs::new(dir.path().to_owned());
+        let (hash, kept) = (blake3::hash(b"lost"), blake3::hash(b"kept"));
+        blobs.store_known(&hash, b"lost").unwrap();
+        blobs.store_known(&kept, b"kept").unwrap();
+        blobs.sync_all(&[kept]).unwrap();
+        std::fs::write(dir.path().join("tmp-3"), "begun").unwrap();
+        // The power goes: what was not synced has its name and nothing in it.
+        std::fs::write(blobs.pending(&hash), "").unwrap();
+        let next = Blobs::new(dir.path().to_owned());
+        next.sweep().unwrap();
+        assert_eq!((next.has(&hash), next.has(&kept)), (false, true));
+        assert!(!blobs.pending(&hash).exists() && !dir.path().join("tmp-3").exists());
+        next.store_known(&hash, b"lost").unwrap();
+        next.sync_all(&[hash]).unwrap();
+        assert_eq!(std::io::read_to_string(next.open(&hash).unwrap()).unwrap(), "lost");
+    }
+
+    #[test]
+    fn what_can_not_be_synced_is_an_error_for_all_who_rely_on_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let blobs = Blobs::new(dir.path().to_owned());
+        let hash = blake3::hash(b"x");
+        blobs.store_known(&hash, b"x").unwrap();
+        // A second scan finds it stored.
+        blobs.store_known(&hash, b"x").unwrap();
+        std::fs::remove_file(blobs.pending(&hash)).unwrap();
+        assert!(blobs.sync_all(&[hash]).is_err());
+        assert!(blobs.sync_all(&[hash]).is_err());
+        blobs.store_known(&hash, b"x").unwrap();
+        blobs.sync_all(&[hash]).unwrap();
     }
 }

@@ -10,6 +10,7 @@ use proto::ids::{BaseId, BranchId, IdError, LayerId};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 use crate::audit::{Actor, NewRow, append};
+use crate::beneath::DiskUse;
 use crate::db::DbError;
 use crate::engine::Root;
 use crate::history::AtError;
@@ -506,11 +507,11 @@ impl Store {
         sealed.iter().map(|layer| layout.layer(layer)).chain([layout.base(base)]).collect()
     }
 
-    /// Disk space of what the branch itself holds.
-    pub fn branch_disk_bytes(&self, branch: &BranchId) -> Result<u64, BranchError> {
+    /// What the branch itself takes of the disk.
+    pub fn branch_disk_use(&self, branch: &BranchId) -> Result<DiskUse, BranchError> {
         let engine = self.branch(branch)?.engine;
         let dir = self.engine(&engine).scanned(&self.inner.layout.branch(branch));
-        Ok(crate::beneath::disk_bytes(&dir)?)
+        Ok(crate::beneath::disk_use(&dir)?)
     }
 }
 

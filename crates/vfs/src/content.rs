@@ -108,13 +108,17 @@ impl Contents<'_> {
     pub(crate) fn open(&self, path: &TreePath, entry: &Entry) -> Result<Content, ContentError> {
         let not_kept = || ContentError::NotKept { path: path.clone() };
         let hash = entry.hash.ok_or_else(not_kept)?;
-        let inner: Box<dyn Read + Send> = if self.store.inner.blobs.has(&hash) {
-            let blob = self.store.inner.blobs.open(&hash);
-            Box::new(blob.map_err(|source| ContentError::Blob { path: path.clone(), source })?)
-        } else {
-            let (dir, at) = self.find(path, entry, &hash)?.ok_or_else(not_kept)?;
-            let io_error = |source| ContentError::Io { path: path.clone(), source };
-            open_in(&dir, &at, entry).map_err(io_error)?
+        let blobs = &self.store.inner.blobs;
+        let blob = if blobs.has(&hash) { Some(blobs.open(&hash)) } else { None };
+        let inner: Box<dyn Read + Send> = match blob {
+            Some(Ok(blob)) => Box::new(blob),
+            // Without a blob that can be read there may still be the file.
+            Some(Err(_)) | None => match (self.find(path, entry, &hash)?, blob) {
+                (Some((dir, at)), _) => open_in(&dir, &at, entry)
+                    .map_err(|source| ContentError::Io { path: path.clone(), source })?,
+                (None, Some(Err(source))) => return Err(ContentError::Blob { path: path.clone(), source }),
+                (None, _) => return Err(not_kept()),
+            },
         };
         Ok(Content { inner, hasher: blake3::Hasher::new(), expected: hash })
     }

@@ -222,7 +222,15 @@ impl Db {
         self.usable()?;
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(DbError::from)?;
         let out = work(&tx)?;
-        tx.commit().map_err(DbError::from)?;
+        if let Err(error) = tx.commit() {
+            // What was committed before it and not synced went to the same log, and may be lost with it; not so on a disk
+            // that is only full.
+            let broken = error.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure);
+            if broken && self.unsynced.load(Ordering::Acquire) {
+                self.lost.store(true, Ordering::Release);
+            }
+            return Err(DbError::from(error).into());
+        }
         Ok(out)
     }
 }

@@ -31,6 +31,8 @@ use crate::walk::{Marks, Walk, What, open_beneath, walk};
 const LAYERS_MAX: u32 = 16;
 /// Chains with more than this are flattened before a fork returns. The kernel takes 500.
 pub(crate) const LAYERS_HARD_MAX: u32 = 200;
+/// A chain with as many can't be forked: the mount of the fork would fail.
+pub(crate) const LAYERS_MOUNT_MAX: usize = 480;
 /// Branches that one call looks at.
 const BRANCHES_MAX: u32 = 64;
 
@@ -88,8 +90,16 @@ impl Store {
         for branch in long {
             let lock = self.branch_lock(&branch);
             let Ok(_held) = lock.try_lock() else { continue };
-            if !self.inner.live.is_mounted(&branch) {
-                flattened += self.flatten_locked(&branch, LAYERS_MAX)?;
+            if self.inner.live.is_mounted(&branch) || !self.inner.live.may_flatten(&branch) {
+                continue;
+            }
+            // One that can't be flattened goes on as it is, and keeps no other from it.
+            match self.flatten_locked(&branch, LAYERS_MAX) {
+                Ok(count) => flattened += count,
+                Err(error) => {
+                    self.inner.live.not_flattened(&branch);
+                    tracing::warn!(%branch, error = &error as &dyn std::error::Error, "a long chain of layers can't be flattened");
+                }
             }
         }
         Ok(flattened)
@@ -238,8 +248,8 @@ fn meta_gid(meta: &std::fs::Metadata) -> u32 {
 
 fn shown(root: BorrowedFd<'_>) -> io::Result<Walk> {
     let seen = hashing::pool().install(|| walk(root, Marks::None))?;
-    match seen.notes.first() {
-        Some(note) => Err(io::Error::new(io::ErrorKind::InvalidData, note.clone())),
+    match seen.unseen.first() {
+        Some(unseen) => Err(io::Error::new(io::ErrorKind::InvalidData, unseen.note.clone())),
         None => Ok(seen),
     }
 }

@@ -15,7 +15,7 @@ use crate::branch::{CreateError, ForkBusy, NameError, NewBranch, check_name, io_
 use crate::db::DbError;
 use crate::engine::Engine;
 use crate::entries;
-use crate::flatten::LAYERS_HARD_MAX;
+use crate::flatten::{LAYERS_HARD_MAX, LAYERS_MOUNT_MAX};
 use crate::scan::{Layers, ScanError};
 use crate::store::Store;
 
@@ -34,6 +34,12 @@ pub enum ForkError {
     /// What was written to the branch last can't be recorded.
     #[error("can't record the state to fork from")]
     Scan(#[from] ScanError),
+    /// Something on the branch can't be recorded.
+    #[error("{0}")]
+    Unscannable(String),
+    /// As many layers as a mount can have.
+    #[error("the branch {0} stands on as many forks as can be")]
+    Deep(BranchId),
     /// The directories can't be made.
     #[error("can't make the directories of the fork")]
     Io(#[from] io::Error),
@@ -60,6 +66,7 @@ impl Coded for ForkError {
             ForkError::NoBranch(_) => Code::NotFound,
             ForkError::Name(error) => error.code(),
             ForkError::InUse(_) => Code::Conflict,
+            ForkError::Unscannable(_) | ForkError::Deep(_) => Code::Refused,
             ForkError::Scan(error) => error.code(),
             ForkError::Io(error) => io_code(error),
             ForkError::Db(error) => error.code(),
@@ -70,6 +77,10 @@ impl Coded for ForkError {
             ForkError::Name(error) => error.hint(),
             ForkError::InUse(_) => Some("wait until what runs on it has ended, then fork".into()),
             ForkError::Scan(error) => error.hint(),
+            ForkError::Unscannable(_) => Some("remove it, or make it readable, then fork".into()),
+            ForkError::Deep(_) => Some(
+                "stop what runs on it: chains are flattened while nothing does, see the runner's log".into(),
+            ),
             ForkError::NoBranch(_) | ForkError::Io(_) | ForkError::Db(_) => None,
         }
     }
@@ -108,11 +119,17 @@ impl Store {
                 ForkBusy::Frozen(writer) => writer.clone(),
                 ForkBusy::Quiet => Actor::unknown(),
             };
-            self.scan_locked(parent, &found_by, None, busy.writers())?;
+            let found = self.scan_locked(parent, &found_by, None, busy.writers())?;
+            if let Some(told) = found.unscannable_told() {
+                return Err(ForkError::Unscannable(told));
+            }
             self.inner.live.unscanned().remove(parent);
         }
         let layers = Layers::of(&self.inner.db.read(), parent)?;
         let layers = layers.ok_or_else(|| ForkError::NoBranch(parent.clone()))?;
+        if !layers.copy && layers.lower.len() >= LAYERS_MOUNT_MAX {
+            return Err(ForkError::Deep(parent.clone()));
+        }
         let engine = self.engine(if layers.copy { "copy" } else { "overlay" });
         let child = BranchId::from_random(random()?);
         let fork = Fork { parent, child, name, actor, layers, engine };

@@ -5,7 +5,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use proto::ids::BranchId;
 use proto::path::TreePath;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -15,7 +17,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::blobs::{BlobError, Blobs, Sync};
 use crate::entries::{Kind, StatId};
-use crate::walk::{open_beneath, stat_id};
+use crate::scan::ScanError;
+use crate::walk::{is_ours, open_beneath, stat_id};
 
 /// Content above this is recorded by hash and not kept.
 pub(crate) const KEPT_BYTES_MAX: u64 = 256 * 1024 * 1024;
@@ -68,25 +71,55 @@ pub(crate) struct Captured {
     pub(crate) note: Option<String>,
 }
 
+/// Holes of files that one scan hashes: they take time and no disk space. A file with more of them can't be captured.
+const HOLES_BYTES_MAX: u64 = 16 << 30;
+
 /// Reads all jobs, in order; `None` for what is gone or is no longer a file or symlink.
 pub(crate) fn read_all(
     root: BorrowedFd<'_>,
     blobs: &Blobs,
     jobs: &[Job],
-) -> Result<Vec<Option<Captured>>, BlobError> {
+) -> Result<Vec<Option<Captured>>, CaptureError> {
+    let holes = AtomicU64::new(0);
     pool().install(|| {
         jobs.par_iter()
             .with_max_len(32)
             .map(|job| {
                 let root = job.root.as_ref().map_or(root, AsFd::as_fd);
-                match read_settled(root, blobs, job) {
+                match read_settled(root, blobs, job, &holes) {
                     Ok(read) => Ok(read),
-                    Err(Failed::Store(error)) => Err(error),
-                    Err(Failed::Read(errno)) => Ok(unreadable(root, &job.path, &errno)),
+                    Err(Failed::Store(error)) => Err(CaptureError::Store(error)),
+                    Err(Failed::Read(error)) if ours(&error) => Err(CaptureError::Read(error)),
+                    Err(Failed::Read(error)) => Ok(unreadable(root, &job.path, &error)),
                 }
             })
             .collect()
     })
+}
+
+/// A capture that found out nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CaptureError {
+    /// Content can't be stored.
+    #[error(transparent)]
+    Store(BlobError),
+    /// This host fails, whatever the file is.
+    #[error("files can't be read")]
+    Read(#[source] io::Error),
+}
+
+impl CaptureError {
+    /// As an error of a scan of this branch.
+    pub(crate) fn of(self, branch: &BranchId) -> ScanError {
+        match self {
+            CaptureError::Store(source) => ScanError::Blob { branch: branch.clone(), source },
+            CaptureError::Read(source) => ScanError::Io { branch: branch.clone(), source },
+        }
+    }
+}
+
+fn ours(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|raw| is_ours(Errno::from_raw_os_error(raw)))
 }
 
 enum Failed {
@@ -103,7 +136,12 @@ impl From<Errno> for Failed {
 }
 
 /// Reads until the file stood still meanwhile; what never does is given as it was last seen, with identity zero.
-fn read_settled(root: BorrowedFd<'_>, blobs: &Blobs, job: &Job) -> Result<Option<Captured>, Failed> {
+fn read_settled(
+    root: BorrowedFd<'_>,
+    blobs: &Blobs,
+    job: &Job,
+    holes: &AtomicU64,
+) -> Result<Option<Captured>, Failed> {
     for left in (0..TRIES).rev() {
         let clock = file_clock_ns();
         let path = match open_beneath(root, &job.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC) {
@@ -128,6 +166,12 @@ fn read_settled(root: BorrowedFd<'_>, blobs: &Blobs, job: &Job) -> Result<Option
             out.size = target.len() as u64;
             keep_bytes(blobs, job, &target, &mut out)?;
         } else if file_type == FileType::RegularFile {
+            let hole = before.stx_size.saturating_sub(before.stx_blocks.saturating_mul(512));
+            if hole > 0 && holes.fetch_add(hole, Ordering::Relaxed).saturating_add(hole) > HOLES_BYTES_MAX {
+                let most = HOLES_BYTES_MAX >> 30;
+                let why = format!("it is sparse, and a capture reads {most} GiB of holes at most");
+                return Err(Failed::Read(io::Error::other(why)));
+            }
             let file = open_file(root, job, path.as_fd())?;
             read_file(blobs, job, file, &mut out)?;
         } else {

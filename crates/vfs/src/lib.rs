@@ -43,7 +43,7 @@ mod world;
 
 pub use audit::{Actor, AuditCheck, AuditFilter, KeyError, LOG_ROWS_MAX};
 pub use base::{BaseError, Cancel, DirSource, FreezeError, GcError, GcReport, GitSource};
-pub use beneath::{BeneathError, FileKind, FileStat};
+pub use beneath::{BeneathError, DiskUse, FileKind, FileStat};
 pub use blobs::BlobError;
 pub use branch::{BranchAtError, BranchError, CreateError, ForkBusy, MountError, NameError};
 pub use clock::{Clock, SystemClock};

@@ -16,6 +16,8 @@ use crate::store::Store;
 
 /// How long a fork or drop waits for those who still have the branch mounted.
 const RELEASE_MAX: Duration = Duration::from_secs(2);
+/// When it is tried again to flatten a chain that could not be.
+const FLATTEN_AGAIN_AFTER: Duration = Duration::from_secs(600);
 /// Removals that wait; who drops more branches at once waits with them.
 const REMOVALS_MAX: usize = 1_024;
 
@@ -30,6 +32,8 @@ pub(crate) struct Live {
     /// Branches that nobody scanned since the runner was killed.
     pub(crate) unscanned: Mutex<HashSet<BranchId>>,
     pub(crate) report: OnceLock<crate::recover::RecoveryReport>,
+    /// Branches whose chain could not be flattened, and when that was tried.
+    unflattened: Mutex<HashMap<BranchId, Instant>>,
     reaper: Reaper,
     #[cfg(test)]
     pub(crate) faults: Faults,
@@ -69,6 +73,20 @@ impl Live {
     pub(crate) fn remember(&self, branch: &BranchId, root: &Root) {
         let cached = Cached { mounted: Arc::clone(&root.0), used: Instant::now() };
         self.mounts().insert(branch.clone(), cached);
+    }
+
+    fn unflattened(&self) -> MutexGuard<'_, HashMap<BranchId, Instant>> {
+        self.unflattened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is time to try and flatten the branch's chain.
+    pub(crate) fn may_flatten(&self, branch: &BranchId) -> bool {
+        self.unflattened().get(branch).is_none_or(|tried| tried.elapsed() > FLATTEN_AGAIN_AFTER)
+    }
+
+    /// That was tried and failed.
+    pub(crate) fn not_flattened(&self, branch: &BranchId) {
+        self.unflattened().insert(branch.clone(), Instant::now());
     }
 
     /// Whether somebody may have written to the branch other than by recorded edits.

@@ -21,10 +21,12 @@ use crate::hashing::{self, Job};
 use crate::recover::{LayerRow, RecoverError, RecoveryReport};
 use crate::scan::marks;
 use crate::store::Store;
-use crate::walk::{Marks, What, walk};
+use crate::walk::{Marks, What, is_ours, walk};
 
 /// Losses that are told one by one.
 const LOST_MAX: usize = 100;
+/// The longest name in a directory.
+const NAME_BYTES_MAX: usize = 255;
 
 /// A layer that is being repaired.
 struct Repair<'a> {
@@ -101,7 +103,8 @@ impl Store {
         let mut repair = Repair { store: self, conn: &conn, branch, chain, root: mounted.fd(), report };
         repair.all(&own)?;
         for (path, kind) in unknown.iter().rev() {
-            repair.unknown(path, *kind)?;
+            let done = repair.unknown(path, *kind);
+            repair.or_lost(path, done)?;
         }
         drop(mounted);
         self.inner.live.step("repair: layer");
@@ -150,6 +153,18 @@ impl RecoveryReport {
     }
 }
 
+/// Whether an error is the host's, so that another start may do better.
+fn of_host(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno =
+        std::iter::successors(error.get_ref().map(|inner| inner as &dyn std::error::Error), |error| {
+            error.source()
+        })
+        .find_map(|error| error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error));
+    let errno = error.raw_os_error().or(errno).map(Errno::from_raw_os_error);
+    errno.is_some_and(|errno| is_ours(errno) || matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::ROFS))
+}
+
 enum Failed {
     Io(io::Error),
     Db(DbError),
@@ -177,16 +192,30 @@ impl Repair<'_> {
     fn all(&mut self, own: &BTreeMap<TreePath, Entry>) -> Result<(), Failed> {
         // Deepest first: what is to be gone may stand in the way of what is to be there, and is emptied before it goes.
         for (path, _) in own.iter().rev().filter(|(_, entry)| entry.kind == Kind::Whiteout) {
-            self.gone(path)?;
+            let gone = self.gone(path).map(drop);
+            self.or_lost(path, gone)?;
         }
         for (path, entry) in own {
-            match entry.kind {
-                Kind::Dir => self.dir(path, entry)?,
-                Kind::File | Kind::Symlink => self.content(path, entry)?,
-                Kind::Other | Kind::Whiteout => {}
-            }
+            let done = match entry.kind {
+                Kind::Dir => self.dir(path, entry),
+                Kind::File | Kind::Symlink => self.content(path, entry),
+                Kind::Other | Kind::Whiteout => Ok(()),
+            };
+            self.or_lost(path, done)?;
         }
         Ok(())
+    }
+
+    /// One path that can't be repaired keeps no other from it, unless it is this host that fails.
+    fn or_lost(&mut self, path: &TreePath, done: Result<(), Failed>) -> Result<(), Failed> {
+        match done {
+            Err(Failed::Io(error)) if !of_host(&error) => {
+                tracing::error!(%path, %error, "a path could not be put back");
+                self.report.lost(format!("{path}: {error}"));
+                Ok(())
+            }
+            done => done,
+        }
     }
 
     /// What lies at `path`; a part of the path that is no directory means nothing.
@@ -237,7 +266,7 @@ impl Repair<'_> {
 
     fn dir(&mut self, path: &TreePath, entry: &Entry) -> Result<(), Failed> {
         match self.there(path)? {
-            Some(FileKind::Dir) => return Ok(()),
+            Some(FileKind::Dir) => return self.mode(path, entry),
             Some(_) => self.keep_and_remove(path)?,
             None => {}
         }
@@ -266,7 +295,10 @@ impl Repair<'_> {
             Some(FileKind::Dir | FileKind::Other) | None => None,
         };
         let same = |now: &Entry| now.kind == entry.kind && now.hash == entry.hash;
-        if now.as_ref().is_some_and(same) || (entry.hash.is_none() && there.is_some()) {
+        if now.as_ref().is_some_and(same) {
+            return self.mode(path, entry);
+        }
+        if entry.hash.is_none() && there.is_some() {
             return Ok(());
         }
         let contents = Contents { store: self.store, conn: self.conn, branch: None, chain: &self.chain };
@@ -298,6 +330,17 @@ impl Repair<'_> {
         staged.place(path).map_err(fail("put back", path))?;
         self.step("repair: placed");
         staged.discard(path)?;
+        self.report.restored += 1;
+        Ok(())
+    }
+
+    /// Gives what is there the mode that was recorded.
+    fn mode(&mut self, path: &TreePath, entry: &Entry) -> Result<(), Failed> {
+        if entry.kind == Kind::Symlink || beneath::stat(self.root, path)?.mode == entry.mode {
+            return Ok(());
+        }
+        beneath::chmod(self.root, path, entry.mode)?;
+        self.step("repair: mode");
         self.report.restored += 1;
         Ok(())
     }
@@ -372,9 +415,11 @@ impl Repair<'_> {
     /// each need one: they are moved aside by name instead.
     fn keep_and_remove(&mut self, path: &TreePath) -> Result<(), Failed> {
         for n in 0..LOST_MAX {
-            let mut name = path.as_bytes().to_vec();
-            name.extend_from_slice(format!(".found-{n}").as_bytes());
-            let Ok(aside) = TreePath::new(name) else { break };
+            let end = format!(".found-{n}");
+            let own = path.file_name();
+            let name = [&own[..own.len().min(NAME_BYTES_MAX - end.len())], end.as_bytes()].concat();
+            let aside = path.parent().map_or_else(|| TreePath::new(&*name), |dir| dir.join(&name));
+            let Ok(aside) = aside else { break };
             match beneath::rename(self.root, path, &aside) {
                 Ok(()) => {
                     self.step("repair: aside");

@@ -83,6 +83,40 @@ fn kept_content_comes_back_after_a_power_cut() {
 }
 
 #[test]
+fn one_path_that_can_not_come_back_keeps_no_other_from_it() {
+    on_all("repair::tests::one_path_that_can_not_come_back_keeps_no_other_from_it", |engine| {
+        let mut fixture = Fixture::new(engine, BASE);
+        let branch = fixture.create().id;
+        let at = fixture.at(&branch);
+        let long = "l".repeat(255);
+        for name in ["torn", &long, "mode", "run.sh", "new/whole"] {
+            at.write(name, &format!("content of {name}"));
+        }
+        std::fs::set_permissions(at.join("run.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        fixture.scan(&branch);
+        drop(at);
+        cut(&mut fixture, engine, |state| {
+            let own = own(state, &branch);
+            // Its content is damaged, too.
+            let hex = blake3::hash(b"content of torn").to_hex();
+            std::fs::write(state.join("blobs").join(&hex[..2]).join(&hex[2..]), "torn").unwrap();
+            for gone in ["torn", &long, "new/whole"] {
+                std::fs::remove_file(own.join(gone)).unwrap();
+            }
+            std::fs::create_dir(own.join(&long)).unwrap();
+            std::fs::set_permissions(own.join("run.sh"), std::fs::Permissions::from_mode(0o644)).unwrap();
+        });
+        let lost = &fixture.store().recovery().lost;
+        assert!(matches!(&lost[..], [one] if one.starts_with("torn: ")), "{lost:?}");
+        let at = fixture.at(&branch);
+        for name in [&long, "mode", "run.sh", "new/whole"] {
+            assert_eq!(std::fs::read_to_string(at.join(name)).unwrap(), format!("content of {name}"));
+        }
+        assert_eq!(std::fs::metadata(at.join("run.sh")).unwrap().permissions().mode() & 0o777, 0o755);
+    });
+}
+
+#[test]
 fn sealed_layers_and_lost_directories_come_back() {
     on_all("repair::tests::sealed_layers_and_lost_directories_come_back", |engine| {
         let mut fixture = Fixture::new(engine, BASE);

@@ -15,6 +15,10 @@ use crate::entries::Class;
 pub(crate) const RULES_BYTES_MAX: u64 = 128 * 1024;
 /// More patterns of one file are passed over.
 const PATTERNS_MAX: usize = 4_000;
+/// Patterns of all files that one scan reads; those of further files are passed over.
+const PATTERNS_ALL_MAX: usize = 40_000;
+/// Files of patterns that hold for one directory, the nearest.
+const SCOPES_MAX: usize = 64;
 /// Where git keeps the patterns that are not in the tree.
 const EXCLUDE: &[u8] = b".git/info/exclude";
 
@@ -34,6 +38,14 @@ pub(crate) struct Rules<'a> {
     source: &'a dyn RuleSource,
     dirs: HashMap<TreePath, Arc<Dir>>,
     root: Arc<Dir>,
+    parsed: Parsed,
+}
+
+/// Files of patterns that were parsed, each content once.
+#[derive(Default)]
+struct Parsed {
+    by_content: HashMap<blake3::Hash, Option<Arc<Gitignore>>>,
+    patterns: usize,
 }
 
 /// What holds for the children of one directory.
@@ -53,12 +65,13 @@ struct Scoped {
 
 impl<'a> Rules<'a> {
     pub(crate) fn new(source: &'a dyn RuleSource) -> Self {
-        let mut scopes = Vec::new();
+        let (mut scopes, mut parsed) = (Vec::new(), Parsed::default());
         for file in [&b".gitignore"[..], EXCLUDE] {
-            let patterns = TreePath::new(file).ok().and_then(|path| source.rules(&path)).and_then(parse);
+            let bytes = TreePath::new(file).ok().and_then(|path| source.rules(&path));
+            let patterns = bytes.and_then(|bytes| parsed.parse(&bytes));
             scopes.extend(patterns.map(|patterns| Scoped { cut: 0, patterns }));
         }
-        Self { source, dirs: HashMap::new(), root: Arc::new(Dir::Rules(scopes)) }
+        Self { source, dirs: HashMap::new(), root: Arc::new(Dir::Rules(scopes)), parsed }
     }
 
     /// The class of `path`. `base` is the class that the base gives it: a path of the base's tree is never ignored.
@@ -101,7 +114,7 @@ impl<'a> Rules<'a> {
         known
     }
 
-    fn below(&self, parent: &Dir, path: &TreePath) -> Dir {
+    fn below(&mut self, parent: &Dir, path: &TreePath) -> Dir {
         let scopes = match parent {
             Dir::Git => return Dir::Git,
             Dir::Ignored if path.file_name() != b".git" => return Dir::Ignored,
@@ -114,9 +127,10 @@ impl<'a> Rules<'a> {
         if ignored(scopes, path, true) {
             return Dir::Ignored;
         }
-        let own = path.join(b".gitignore").ok().and_then(|file| self.source.rules(&file)).and_then(parse);
+        let own = path.join(b".gitignore").ok().and_then(|file| self.source.rules(&file));
+        let own = own.and_then(|bytes| self.parsed.parse(&bytes));
         let own = own.map(|patterns| Scoped { cut: path.as_bytes().len() + 1, patterns });
-        Dir::Rules(own.into_iter().chain(scopes.iter().cloned()).collect())
+        Dir::Rules(own.into_iter().chain(scopes.iter().cloned()).take(SCOPES_MAX).collect())
     }
 }
 
@@ -133,9 +147,23 @@ fn ignored(scopes: &[Scoped], path: &TreePath, is_dir: bool) -> bool {
     false
 }
 
+impl Parsed {
+    fn parse(&mut self, bytes: &[u8]) -> Option<Arc<Gitignore>> {
+        let (patterns, known) = (&mut self.patterns, &mut self.by_content);
+        let parsed = known.entry(blake3::hash(bytes)).or_insert_with(|| {
+            if *patterns >= PATTERNS_ALL_MAX {
+                return None;
+            }
+            *patterns += bytes.split(|byte| *byte == b'\n').count().min(PATTERNS_MAX);
+            parse(bytes)
+        });
+        parsed.clone()
+    }
+}
+
 /// Parses a file of patterns; `None` if nothing in it can match.
-fn parse(bytes: Vec<u8>) -> Option<Arc<Gitignore>> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf".as_slice()).unwrap_or(&bytes);
+fn parse(bytes: &[u8]) -> Option<Arc<Gitignore>> {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf".as_slice()).unwrap_or(bytes);
     let mut builder = GitignoreBuilder::new("");
     for line in bytes.split(|byte| *byte == b'\n').take(PATTERNS_MAX) {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -193,6 +221,32 @@ mod tests {
             })
             .collect();
         assert_eq!(got, expected, "{files:?} {paths:?}");
+    }
+
+    #[test]
+    fn many_files_of_many_patterns_take_bounded_memory() {
+        // The same content is held once.
+        let many: String = (0..3_900).map(|n| format!("*.x{n}\n")).collect();
+        let files: Vec<(String, String)> =
+            (0..200).map(|n| (format!("same{n}/.gitignore"), many.clone())).collect();
+        let source =
+            Map(files.into_iter().map(|(path, text)| (path.parse().unwrap(), text.into())).collect());
+        let mut rules = Rules::new(&source);
+        for n in 0..200 {
+            let class = rules.class(&format!("same{n}/a.x7").parse().unwrap(), false, None);
+            assert_eq!(class, Class::Ignored);
+        }
+        assert_eq!((rules.parsed.by_content.len(), rules.parsed.patterns), (1, 3_901));
+        // Of different ones, only so many; what the others would ignore is kept.
+        let files = (0..200).map(|n| (format!("d{n}/.gitignore"), format!("{many}*.y{n}\n")));
+        let source = Map(files.map(|(path, text)| (path.parse().unwrap(), text.into())).collect());
+        let mut rules = Rules::new(&source);
+        let class =
+            |rules: &mut Rules<'_>, n| rules.class(&format!("d{n}/a.x7").parse().unwrap(), false, None);
+        assert_eq!(class(&mut rules, 0), Class::Ignored);
+        (1..199).for_each(|n| assert!(matches!(class(&mut rules, n), Class::Ignored | Class::Tree)));
+        assert_eq!(class(&mut rules, 199), Class::Tree);
+        assert!(rules.parsed.patterns <= PATTERNS_ALL_MAX + PATTERNS_MAX);
     }
 
     #[test]

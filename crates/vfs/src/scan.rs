@@ -72,8 +72,15 @@ pub struct ScanReport {
     pub first_seq: Option<u64>,
     /// The last one.
     pub last_seq: Option<u64>,
-    /// What could not be read or named, for people; at most 100.
+    /// What of the tree could not be read or named, for people: the record of the branch is not what it shows.
     pub unscannable: Vec<String>,
+}
+
+impl ScanReport {
+    /// [`ScanReport::unscannable`] in a line; `None` if there is nothing.
+    pub fn unscannable_told(&self) -> Option<String> {
+        Some(format!("the branch holds what can't be captured: {}", record::told(&self.unscannable)?))
+    }
 }
 
 /// A scan that recorded nothing.

@@ -1,9 +1,11 @@
 //! Tests of capture, against the kernel's own overlayfs and against plain trees.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use rustix::fs::Mode;
 
 use super::*;
 use crate::entries::Class;
@@ -232,6 +234,52 @@ fn odd_files_neither_stop_nor_hang_a_scan() {
         assert_eq!(recorded[&path("secret")].hash, Some(blake3::hash(b"s")));
         assert_eq!(recorded[&path("out")].hash, Some(blake3::hash(b"/etc/passwd")));
         assert_eq!(recorded[&TreePath::new(odd.as_bytes()).unwrap()].hash, Some(blake3::hash(b"odd")));
+    }
+}
+
+/// Makes a directory with a path that is longer than a record can hold, and a file in it.
+fn nest(top: &std::path::Path) {
+    let mut dir: OwnedFd = File::open(top).unwrap().into();
+    for _ in 0..14 {
+        let name = "n".repeat(240);
+        rustix::fs::mkdirat(&dir, &name, Mode::RWXU).unwrap();
+        dir = rustix::fs::openat(&dir, &name, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).unwrap();
+    }
+    drop(rustix::fs::openat(&dir, "file", OFlags::CREATE | OFlags::WRONLY, Mode::RWXU).unwrap());
+}
+
+#[test]
+fn what_can_not_be_recorded_is_told_and_not_taken_for_deleted() {
+    let mut world = World::new(base);
+    let mut branches = vec![world.copy()];
+    branches.extend(world.overlay());
+    for b in branches {
+        // What is ignored is no part of the tree.
+        std::fs::create_dir(b.at("target")).unwrap();
+        nest(&b.at("target"));
+        assert_eq!(world.scan(&b).unscannable_told(), None);
+        nest(b.root());
+        let report = world.scan(&b);
+        assert_eq!(report.unscannable.len(), 1, "{report:?}");
+        assert!(report.unscannable_told().unwrap().contains("can't be captured: passed over a name"));
+        let before = world.recorded(&b);
+        // It is told again as long as it is there, and only with a command a row says it.
+        let told = world.store.scan(&b.id, &Actor::unknown(), Some("true")).unwrap();
+        assert_eq!(told.unscannable, report.unscannable);
+        let rows = world.store.audit_sql("SELECT detail FROM audit WHERE op = 'unscannable'").unwrap();
+        assert!(format!("{:?}", rows.rows).contains("passed over a name"), "{:?}", rows.rows);
+        assert_eq!(world.recorded(&b), before);
+        // More holes than are read.
+        let sparse = File::create(b.at("sparse")).unwrap();
+        sparse.set_len(1 << 40).unwrap();
+        let since = Instant::now();
+        let report = world.scan(&b);
+        assert!(report.unscannable.iter().any(|note| note.contains("sparse")), "{report:?}");
+        assert!(since.elapsed() < Duration::from_secs(20));
+        // Taken away, all is well.
+        crate::beneath::remove_tree(&b.at(&"n".repeat(240))).unwrap();
+        std::fs::remove_file(b.at("sparse")).unwrap();
+        assert_eq!(world.scan(&b).unscannable_told(), None);
     }
 }
 

@@ -153,6 +153,7 @@ impl Store {
         let key = crate::audit::open_key(&db, &layout.audit_key())
             .map_err(|source| OpenError::Audit { dir: dir.to_owned(), source })?;
         let blobs = Blobs::new(layout.blobs());
+        blobs.sweep().map_err(io_error)?;
         blobs.settle().map_err(io_error)?;
         let leases = crate::base::Leases::default();
         let capture = crate::scan::Shared::default();

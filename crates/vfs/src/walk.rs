@@ -14,8 +14,8 @@ use crate::entries::StatId;
 
 /// Bytes of directory entries that one system call gives.
 const DIR_BUFFER_BYTES: usize = 32 * 1024;
-/// Notes about what could not be listed are cut here.
-pub(crate) const NOTES_MAX: usize = 100;
+/// What could not be seen is listed up to here.
+const UNSEEN_MAX: usize = 10_000;
 
 /// How the layer marks what it deletes, by the extended attributes of its overlay mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +73,18 @@ pub(crate) struct Seen {
 pub(crate) struct Walk {
     /// By path, bytewise.
     pub(crate) seen: Vec<(TreePath, Seen)>,
-    /// Directories that could not be listed: nothing is known of what they hold.
+    /// What could not be looked at: nothing is known of what is there, or below it.
     pub(crate) closed: Vec<TreePath>,
-    /// What could not be seen, for people.
-    pub(crate) notes: Vec<String>,
+    /// The same for people, and what has no path that can be recorded.
+    pub(crate) unseen: Vec<Unseen>,
+}
+
+/// Something that could not be seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Unseen {
+    /// The nearest directory that has a path that can be recorded.
+    pub(crate) dir: Option<TreePath>,
+    pub(crate) note: String,
 }
 
 impl Walk {
@@ -85,9 +93,10 @@ impl Walk {
         Some(&self.seen[at].1)
     }
 
-    fn note(&mut self, note: String) {
-        if self.notes.len() < NOTES_MAX {
-            self.notes.push(note);
+    /// What was not seen is counted no further than people are told of it.
+    fn note(&mut self, unseen: Unseen) {
+        if self.unseen.len() < UNSEEN_MAX {
+            self.unseen.push(unseen);
         }
     }
 }
@@ -111,8 +120,10 @@ pub(crate) fn walk(root: BorrowedFd<'_>, marks: Marks) -> Result<Walk, Errno> {
                 }
                 // Gone or replaced since its parent was listed.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                Err(errno) if is_ours(errno) => return Err(errno),
                 Err(errno) => {
-                    out.note(format!("can't list {}: {errno}", dir.path));
+                    let note = format!("can't list {}: {errno}", dir.path);
+                    out.note(Unseen { dir: Some(dir.path.clone()), note });
                     out.closed.push(dir.path);
                 }
             }
@@ -121,6 +132,11 @@ pub(crate) fn walk(root: BorrowedFd<'_>, marks: Marks) -> Result<Walk, Errno> {
     out.seen.sort_by(|(a, _), (b, _)| a.cmp(b));
     out.closed.sort();
     Ok(out)
+}
+
+/// Whether an error is this host's and says nothing about the branch.
+pub(crate) fn is_ours(errno: Errno) -> bool {
+    matches!(errno, Errno::IO | Errno::NOMEM | Errno::MFILE | Errno::NFILE)
 }
 
 /// A directory that is still to be listed.
@@ -135,7 +151,8 @@ struct Pending {
 struct Listing {
     below: Below,
     seen: Vec<(TreePath, Seen)>,
-    notes: Vec<String>,
+    closed: Vec<TreePath>,
+    unseen: Vec<Unseen>,
 }
 
 impl Walk {
@@ -149,7 +166,8 @@ impl Walk {
             }
             self.seen.push((path, seen));
         }
-        listing.notes.into_iter().for_each(|note| self.note(note));
+        self.closed.extend(listing.closed);
+        listing.unseen.into_iter().for_each(|unseen| self.note(unseen));
         dirs
     }
 }
@@ -169,7 +187,7 @@ fn list(
     };
     // A directory marked so may hold whiteouts that are plain files with a mark of their own.
     let marks = Marked { marks, files: opaque.as_deref() == Some(b"x") };
-    let mut out = Listing { below, seen: Vec::new(), notes: Vec::new() };
+    let mut out = Listing { below, seen: Vec::new(), closed: Vec::new(), unseen: Vec::new() };
     let mut buffer = vec![MaybeUninit::uninit(); DIR_BUFFER_BYTES];
     let mut dir = RawDir::new(&fd, &mut buffer);
     while let Some(entry) = dir.next() {
@@ -181,14 +199,20 @@ fn list(
         let child = match path.map_or_else(|| TreePath::new(name), |path| path.join(name)) {
             Ok(child) => child,
             Err(error) => {
-                out.notes.push(format!("passed over a name: {error}"));
+                let note = format!("passed over a name: {error}");
+                out.unseen.push(Unseen { dir: path.cloned(), note });
                 continue;
             }
         };
         match look(fd.as_fd(), entry.file_name(), &marks) {
             Ok(seen) => out.seen.push((child, seen)),
             Err(Errno::NOENT) => {}
-            Err(errno) => out.notes.push(format!("can't look at {child}: {errno}")),
+            Err(errno) if is_ours(errno) => return Err(errno),
+            Err(errno) => {
+                out.unseen
+                    .push(Unseen { dir: path.cloned(), note: format!("can't look at {child}: {errno}") });
+                out.closed.push(child);
+            }
         }
     }
     Ok(out)

@@ -103,6 +103,10 @@ fn status(report: &ExecReport, app: &App<'_>) -> u8 {
             app.output.note(&format!("went over the {limit} limit"));
             137
         }
+        Ended::Killed { reason } => {
+            app.output.note(&format!("killed: {reason}"));
+            137
+        }
         Ended::NotStarted { reason, program_missing } => {
             tell(Code::BadInput, reason.clone());
             if *program_missing { 127 } else { 126 }

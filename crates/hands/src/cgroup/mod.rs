@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use policy::Limits;
@@ -82,7 +82,18 @@ enum Version {
 #[derive(Debug)]
 pub struct Group {
     kind: Kind,
+    /// What it held when its memory's peak was last reset.
+    held: Mutex<Held>,
     _places: Arc<Places>,
+}
+
+/// What a group holds besides the memory of its processes and what they keep in memory file systems.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    /// Bytes of cached files, mostly, which no process needs.
+    cache: u64,
+    /// How often it had no room, and the kernel looked for some.
+    full: u64,
 }
 
 #[derive(Debug)]
@@ -147,7 +158,7 @@ impl Cgroups {
             Some(Version::V1(parent)) => Kind::V1(parent.create(hand, limits, cpus)?),
             None => return Ok(None),
         };
-        Ok(Some(Group { kind, _places: Arc::clone(&self.places) }))
+        Ok(Some(Group { kind, held: Mutex::default(), _places: Arc::clone(&self.places) }))
     }
 
     /// Kills and removes what earlier runs on the same state directory left. Returns how many groups.
@@ -205,19 +216,34 @@ impl Group {
             .collect()
     }
 
-    /// Highest memory since the last reset, or of the group's life where the kernel can't reset it.
+    /// Highest memory since the last reset, or of the group's life where the kernel can't reset it. What files were cached
+    /// before is not counted, unless the group was full since: then nobody knows how much of that made room.
     pub fn memory_peak(&self) -> Option<u64> {
-        match &self.kind {
+        let peak = match &self.kind {
             Kind::V1(group) => group.memory_peak(),
             Kind::V2(group) => group.memory_peak(),
-        }
+        }?;
+        let held = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = self.held().is_none_or(|now| now.full > held.full);
+        Some(if full { peak } else { peak.saturating_sub(held.cache) })
     }
 
     /// Starts a new measurement.
     pub fn memory_peak_reset(&self) {
-        match &self.kind {
+        let held = self.held().unwrap_or_default();
+        let reset = match &self.kind {
             Kind::V1(group) => group.memory_peak_reset(),
             Kind::V2(group) => group.memory_peak_reset(),
+        };
+        if reset {
+            *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+        }
+    }
+
+    fn held(&self) -> Option<Held> {
+        match &self.kind {
+            Kind::V1(group) => group.held(),
+            Kind::V2(group) => group.held(),
         }
     }
 
@@ -226,14 +252,6 @@ impl Group {
         match &self.kind {
             Kind::V1(group) => group.oom_kills(),
             Kind::V2(group) => group.oom_kills(),
-        }
-    }
-
-    /// CPU time of all processes that were ever in it.
-    pub fn cpu_us(&self) -> Option<u64> {
-        match &self.kind {
-            Kind::V1(group) => group.cpu_us(),
-            Kind::V2(group) => group.cpu_us(),
         }
     }
 

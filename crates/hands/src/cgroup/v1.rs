@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use policy::Limits;
 
 use super::mounts::Mount;
-use super::{CgroupError, Controllers, cpu_list, field, number, set};
+use super::{CgroupError, Controllers, Held, cpu_list, field, number, set};
 use crate::limits::{CPU_PERIOD_US, HAND_PIDS};
 
-const WANTED: [&str; 6] = ["memory", "cpu", "cpuacct", "cpuset", "pids", "freezer"];
+const WANTED: [&str; 5] = ["memory", "cpu", "cpuset", "pids", "freezer"];
 
 /// The runner's directory in each hierarchy that it can use, by controller. Several controllers may share one.
 #[derive(Clone, Debug, Default)]
@@ -129,18 +129,20 @@ impl Group {
         number(self.dir("memory")?, "memory.max_usage_in_bytes")
     }
 
-    pub fn memory_peak_reset(&self) {
-        if let Some(dir) = self.dir("memory") {
-            let _ = set(dir, "memory.max_usage_in_bytes", 0);
-        }
+    /// Whether that could be done.
+    pub fn memory_peak_reset(&self) -> bool {
+        self.dir("memory").is_some_and(|dir| set(dir, "memory.max_usage_in_bytes", 0).is_ok())
+    }
+
+    pub fn held(&self) -> Option<Held> {
+        let dir = self.dir("memory")?;
+        let used = ["total_rss", "total_shmem"].map(|key| field(dir, "memory.stat", key).unwrap_or(0));
+        let cache = number(dir, "memory.usage_in_bytes")?.saturating_sub(used.iter().sum());
+        Some(Held { cache, full: number(dir, "memory.failcnt")? })
     }
 
     pub fn oom_kills(&self) -> u64 {
         self.dir("memory").and_then(|dir| field(dir, "memory.oom_control", "oom_kill")).unwrap_or(0)
-    }
-
-    pub fn cpu_us(&self) -> Option<u64> {
-        Some(number(self.dir("cpuacct")?, "cpuacct.usage")? / 1000)
     }
 
     pub fn set_frozen(&self, frozen: bool) -> io::Result<()> {

@@ -10,7 +10,7 @@ use policy::Limits;
 use rustix::io::Errno;
 
 use super::mounts::Mount;
-use super::{CgroupError, Controllers, cpu_list, field, number, set};
+use super::{CgroupError, Controllers, Held, cpu_list, field, number, set};
 use crate::limits::{CGROUP_ASIDE_ROUNDS, CGROUP_PROCS_MAX, CPU_PERIOD_US, HAND_PIDS};
 
 const WANTED: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
@@ -194,18 +194,20 @@ impl Group {
         text.trim().parse().ok()
     }
 
-    pub fn memory_peak_reset(&self) {
-        if let Some(peak) = &self.peak {
-            let _ = peak.lock().unwrap_or_else(PoisonError::into_inner).write_all(b"reset");
-        }
+    /// Whether that could be done.
+    pub fn memory_peak_reset(&self) -> bool {
+        let file = self.peak.as_ref().map(|peak| peak.lock().unwrap_or_else(PoisonError::into_inner));
+        file.is_some_and(|mut file| file.write_all(b"reset").is_ok())
+    }
+
+    pub fn held(&self) -> Option<Held> {
+        let used = ["anon", "shmem"].map(|key| field(&self.dir, "memory.stat", key).unwrap_or(0));
+        let cache = number(&self.dir, "memory.current")?.saturating_sub(used.iter().sum());
+        Some(Held { cache, full: field(&self.dir, "memory.events", "max")? })
     }
 
     pub fn oom_kills(&self) -> u64 {
         field(&self.dir, "memory.events", "oom_kill").unwrap_or(0)
-    }
-
-    pub fn cpu_us(&self) -> Option<u64> {
-        field(&self.dir, "cpu.stat", "usage_usec")
     }
 
     pub fn set_frozen(&self, frozen: bool) -> io::Result<()> {
@@ -254,14 +256,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
         write("memory.events", "low 0\nhigh 2\noom 3\noom_kill 4\noom_group_kill 0\n");
-        write("cpu.stat", "usage_usec 1234\nuser_usec 1000\n");
         write("memory.peak", "4096\n");
         write("cgroup.freeze", "1\n");
         write("cgroup.events", "populated 1\nfrozen 1\n");
         let peak = File::open(dir.path().join("memory.peak")).ok().map(Mutex::new);
         let group = Group { dir: dir.path().to_owned(), peak };
-        assert_eq!((group.oom_kills(), group.cpu_us()), (4, Some(1234)));
+        assert_eq!(group.oom_kills(), 4);
         assert_eq!((group.memory_peak(), group.memory_peak()), (Some(4096), Some(4096)));
         assert!(group.is_frozen().unwrap());
+        write("memory.current", "1000000\n");
+        write("memory.stat", "anon 200000\nfile 750000\nshmem 50000\n");
+        assert_eq!(group.held(), None, "the file of events has no `max` here");
+        write("memory.events", "low 0\nhigh 2\nmax 3\n");
+        assert_eq!(group.held(), Some(Held { cache: 750_000, full: 3 }));
     }
 }

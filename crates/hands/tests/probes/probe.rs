@@ -140,7 +140,10 @@ impl Ran {
         }
         let ended = self.outcome.passed() && lines.last() == Some(&"end");
         let tried = lines.iter().any(|line| line.starts_with("held: "));
-        let lost = matches!(self.outcome, Outcome::HandLost { .. } | Outcome::NotStarted { .. });
+        let lost = matches!(
+            self.outcome,
+            Outcome::HandLost { .. } | Outcome::Killed { .. } | Outcome::NotStarted { .. }
+        );
         match expect {
             Expect::Held if !ended || !tried => {
                 Err(format!("it did not try everything: {:?}\n{}", self.outcome, self.output))

@@ -37,9 +37,6 @@ pub struct Start {
     /// 0: no limit.
     #[prost(uint64, tag = "7")]
     pub wall_ms_max: u64,
-    /// Bytes of each stream that are passed on; what lies beyond is read, counted and dropped. 0: no limit.
-    #[prost(uint64, tag = "8")]
-    pub output_bytes_max: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EnvVar {
@@ -94,16 +91,11 @@ pub struct Exited {
     /// Background processes live on.
     #[prost(bool, tag = "10")]
     pub lingering: bool,
-    /// All bytes that were read, passed on or not.
-    #[prost(uint64, tag = "11")]
-    pub stdout_bytes: u64,
-    #[prost(uint64, tag = "12")]
-    pub stderr_bytes: u64,
     /// With `not_started`: because the hand has as many processes as it may have.
-    #[prost(bool, tag = "13")]
+    #[prost(bool, tag = "11")]
     pub processes_full: bool,
     /// With `not_started`: because there is no such program.
-    #[prost(bool, tag = "14")]
+    #[prost(bool, tag = "12")]
     pub program_missing: bool,
     #[prost(oneof = "exited::How", tags = "1, 2, 3, 4, 5, 6")]
     pub how: ::core::option::Option<exited::How>,

@@ -222,5 +222,5 @@ fn remove(dir: &Path) -> io::Result<u64> {
 
 /// Disk space below `dir`, as far as it can be measured.
 fn disk_bytes(dir: &Path) -> u64 {
-    crate::beneath::disk_bytes(dir).unwrap_or_default()
+    crate::beneath::disk_use(dir).unwrap_or_default().bytes
 }

@@ -391,7 +391,8 @@ fn make_dir(root: BorrowedFd<'_>, dir: &TreePath, owner: Owner) -> Result<bool, 
 }
 
 pub(crate) use staged::{Replaced, STAGED, Staged, is_staged};
-pub(crate) use tree::{copy_dir, disk_bytes, remove, remove_tree};
+pub use tree::DiskUse;
+pub(crate) use tree::{copy_dir, disk_use, remove, remove_tree};
 
 const OPEN_DIR: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

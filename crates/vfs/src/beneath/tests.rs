@@ -224,7 +224,8 @@ fn trees_deeper_than_any_path_are_measured_removed_or_refused() {
         dir = rustix::fs::openat(&dir, "deep", OPEN_DIR, Mode::empty()).unwrap();
     }
     drop(dir);
-    assert!(disk_bytes(&place.at("d")).unwrap() >= 3_000 * 4096);
+    assert!(disk_use(&place.at("d")).unwrap().files >= 3_000);
+    assert!(disk_use(&place.at("d")).unwrap().bytes >= 3_000 * 4096);
     let error = remove(place.root.as_fd(), &path("d")).unwrap_err();
     assert!(matches!(error, BeneathError::TooLarge { .. } | BeneathError::Io { .. }), "{error:?}");
     std::fs::set_permissions(place.at("d/deep"), std::fs::Permissions::from_mode(0o000)).unwrap();
@@ -235,15 +236,15 @@ fn trees_deeper_than_any_path_are_measured_removed_or_refused() {
 #[test]
 fn disk_space_counts_each_file_once() {
     let place = Place::new();
-    let before = disk_bytes(&place.at("d")).unwrap();
+    let before = disk_use(&place.at("d")).unwrap().bytes;
     std::fs::write(place.at("d/one"), vec![1; 1 << 20]).unwrap();
     std::fs::hard_link(place.at("d/one"), place.at("d/e/two")).unwrap();
     File::create(place.at("d/sparse")).unwrap().set_len(1 << 30).unwrap();
-    let grown = disk_bytes(&place.at("d")).unwrap() - before;
+    let grown = disk_use(&place.at("d")).unwrap().bytes - before;
     assert!(((1 << 20)..(1 << 20) + 65_536).contains(&grown), "{grown}");
     // Files take inodes, too.
     (0..100).for_each(|n| drop(File::create(place.at(&format!("d/empty{n}"))).unwrap()));
-    assert!(disk_bytes(&place.at("d")).unwrap() - before - grown >= 100 * 4096);
+    assert!(disk_use(&place.at("d")).unwrap().bytes - before - grown >= 100 * 4096);
 }
 
 fn is_inside(place: &Place, at: &Path) -> bool {

@@ -198,12 +198,21 @@ fn look_like(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::fs::futimens(to, &crate::engine::times(&stat))
 }
 
-/// Disk space of a directory and all that is in it, each thing counted as at least one block. What changes meanwhile is
+/// What a directory takes of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskUse {
+    /// Space, of everything at least one block.
+    pub bytes: u64,
+    /// Files and directories.
+    pub files: u64,
+}
+
+/// What a directory and all that is in it take. What changes meanwhile is
 /// counted or not. However deep directories are nested, it needs few descriptors: those far above are opened again by `..`,
 /// and if that leads elsewhere, because somebody moves them, it fails.
-pub(crate) fn disk_bytes(dir: &Path) -> io::Result<u64> {
+pub(crate) fn disk_use(dir: &Path) -> io::Result<DiskUse> {
     let mut linked = HashSet::new();
-    let mut total = 0;
+    let mut total = DiskUse::default();
     let mut stack =
         vec![Measured::enter(rustix::fs::open(dir, OPEN_DIR, Mode::empty())?, &mut linked, &mut total)?];
     while let Some(level) = stack.last_mut() {
@@ -243,15 +252,16 @@ struct Measured {
 
 impl Measured {
     /// Adds up what is in one directory.
-    fn enter(dir: OwnedFd, linked: &mut HashSet<u64>, total: &mut u64) -> Result<Self, Errno> {
+    fn enter(dir: OwnedFd, linked: &mut HashSet<u64>, total: &mut DiskUse) -> Result<Self, Errno> {
         let stat = rustix::fs::fstat(&dir)?;
         let mut below = Vec::new();
         for name in names(dir.as_fd(), usize::MAX - 1)? {
             let Ok(stat) = rustix::fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            total.files += 1;
             if is_dir || stat.st_nlink < 2 || linked.insert(stat.st_ino) {
                 // An empty file takes an inode, of which a disk has as few.
-                *total += (stat.st_blocks.cast_unsigned() * 512).max(ENTRY_BYTES_MIN);
+                total.bytes += (stat.st_blocks.cast_unsigned() * 512).max(ENTRY_BYTES_MIN);
             }
             if is_dir {
                 below.push(name);

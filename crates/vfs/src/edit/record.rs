@@ -44,7 +44,8 @@ impl Work<'_> {
         }
         let kept = self.recorded(from)?.filter(|entry| entry.kept).and_then(|entry| entry.hash);
         let job = Job { path: from.clone(), root: None, keep: class != Class::Ignored, kept };
-        let read = hashing::read_all(self.root.fd(), &self.store.inner.blobs, &[job])?;
+        let read = hashing::read_all(self.root.fd(), &self.store.inner.blobs, &[job]);
+        let read = read.map_err(|error| error.of(self.branch))?;
         let Some(read) = read.into_iter().next().flatten() else {
             return Err(BeneathError::NotFound(from.to_string()).into());
         };

@@ -329,6 +329,7 @@ fn dropped_branches_leave_nothing_but_their_history() {
 #[test]
 fn a_mount_can_be_handed_to_another_namespace() {
     on_all("engine::tests::a_mount_can_be_handed_to_another_namespace", |engine| {
+        // A plain user can't mount at all; as root and in a user namespace `on_all` tries it, or says that it does not.
         if !testkit::user::is_root() {
             return;
         }

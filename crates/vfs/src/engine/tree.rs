@@ -33,8 +33,8 @@ pub(crate) struct CopyOptions {
 pub(crate) fn copy_tree(from: &Path, to: &Path, options: &CopyOptions) -> io::Result<()> {
     let root = File::open(from)?;
     let walked = hashing::pool().install(|| walk(root.as_fd(), Marks::None))?;
-    if let Some(note) = walked.notes.first() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, note.clone()));
+    if let Some(unseen) = walked.unseen.first() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, unseen.note.clone()));
     }
     let made = |dir: &Path| -> io::Result<OwnedFd> {
         rustix::fs::mkdirat(CWD, dir, Mode::from_raw_mode(0o700))?;

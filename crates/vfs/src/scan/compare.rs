@@ -189,8 +189,9 @@ impl Scan<'_> {
         None
     }
 
+    /// Whether nothing is known of what is at `path`.
     fn closed(&self, path: &TreePath) -> bool {
-        self.walk.closed.iter().any(|dir| path.starts_with(dir) && path != dir)
+        self.walk.closed.iter().any(|closed| path.starts_with(closed))
     }
 
     /// Where the layers below have what the branch shows at `path`, which is not in its own directory.

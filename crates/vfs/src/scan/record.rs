@@ -14,7 +14,9 @@ use crate::db::DbError;
 use crate::entries::{self, Class, Entry, Kind, StatId};
 use crate::hashing::{self, Captured, Job, KEPT_BYTES_MAX};
 use crate::rules::{Rules, is_rules};
-use crate::walk::NOTES_MAX;
+
+/// What could not be captured is told up to here.
+const TOLD_MAX: usize = 5;
 
 impl Scan<'_> {
     pub(super) fn record(
@@ -42,10 +44,18 @@ impl Scan<'_> {
         let jobs = self.jobs(&changes, &classes)?;
         let clock_ns = hashing::file_clock_ns();
         let blob_error = |source| ScanError::Blob { branch: self.branch.clone(), source };
-        let read = hashing::read_all(self.dir, &self.store.inner.blobs, &jobs).map_err(blob_error)?;
-        let mut unscannable = self.walk.notes.clone();
-        unscannable.extend(read.iter().flatten().filter_map(|read| read.note.clone()));
-        unscannable.truncate(NOTES_MAX);
+        let read = hashing::read_all(self.dir, &self.store.inner.blobs, &jobs);
+        let read = read.map_err(|error| error.of(self.branch))?;
+        let mut unscannable = Vec::new();
+        for unseen in &self.walk.unseen {
+            // What is ignored is no part of the tree.
+            let dir = unseen.dir.as_ref().map(|dir| self.class_of(&mut rules, dir, true)).transpose()?;
+            if dir != Some(Class::Ignored) {
+                unscannable.push(unseen.note.clone());
+            }
+        }
+        let notes = jobs.iter().zip(&read).filter(|(job, _)| classes[&job.path] != Class::Ignored);
+        unscannable.extend(notes.filter_map(|(_, read)| read.as_ref()?.note.clone()));
         let mut read: BTreeMap<TreePath, Captured> =
             jobs.into_iter().zip(read).filter_map(|(job, read)| read.map(|read| (job.path, read))).collect();
         if writers == Writers::MayLive {
@@ -60,7 +70,7 @@ impl Scan<'_> {
             .filter_map(|(path, change)| settle(path, change, classes[path], read.get(path)))
             .collect();
         self.store.inner.live.step("scan: stored");
-        let seqs = self.commit(&settled, actor, detail)?;
+        let seqs = self.commit(&settled, actor, detail, &unscannable)?;
         self.store.inner.live.step("scan: recorded");
         let changed = report(&settled);
         let (first_seq, last_seq) = seqs.unzip();
@@ -147,6 +157,7 @@ impl Scan<'_> {
         settled: &[Settled<'_>],
         actor: &Actor,
         detail: Option<&str>,
+        unscannable: &[String],
     ) -> Result<Option<(u64, u64)>, DbError> {
         if settled.is_empty() && detail.is_none() {
             return Ok(None);
@@ -156,6 +167,9 @@ impl Scan<'_> {
             let mut rows = Appender::begin(tx, &self.store.inner.key, time_ms)?;
             if detail.is_some() {
                 rows.push(&NewRow::event(self.branch, actor, "exec", detail))?;
+                if let Some(told) = told(unscannable) {
+                    rows.push(&NewRow::event(self.branch, actor, "unscannable", Some(&told)))?;
+                }
             }
             for one in settled {
                 match &one.stored {
@@ -170,6 +184,15 @@ impl Scan<'_> {
             rows.finish()
         })
     }
+}
+
+/// What could not be captured, in a few lines; `None` if there is nothing.
+pub(crate) fn told(unscannable: &[String]) -> Option<String> {
+    let mut lines: Vec<String> = unscannable.iter().take(TOLD_MAX).cloned().collect();
+    if let Some(more) = unscannable.len().checked_sub(TOLD_MAX).filter(|more| *more > 0) {
+        lines.push(format!("and {more} more"));
+    }
+    (!lines.is_empty()).then(|| lines.join("; "))
 }
 
 /// A change as it is recorded.

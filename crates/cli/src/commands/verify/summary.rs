@@ -63,6 +63,7 @@ fn command_line(command: &CommandReport, output: &Output) -> String {
         | Outcome::TimedOut { .. }
         | Outcome::LimitExceeded { .. }
         | Outcome::NotStarted { .. }
+        | Outcome::Killed { .. }
         | Outcome::HandLost { .. } => (Paint::Red, "✗"),
     };
     let mut facts = vec![ended(&command.outcome)];
@@ -87,6 +88,7 @@ fn ended(outcome: &Outcome) -> String {
         Outcome::TimedOut { wall_ms_max } => format!("timed out after {}", show_millis(*wall_ms_max)),
         Outcome::LimitExceeded { limit } => format!("went over the {limit} limit"),
         Outcome::NotStarted { .. } => "not started".into(),
+        Outcome::Killed { reason } => format!("killed: {}", one_line(reason)),
         Outcome::Cancelled => "cancelled".into(),
         Outcome::HandLost { reason } => format!("the hand was lost: {}", one_line(reason)),
         Outcome::Skipped => "skipped".into(),
