@@ -52,11 +52,21 @@ pub struct RunnerConfig {
     pub warm_hands_max: u32,
     /// How long a hand may be idle.
     pub warm_idle_ms_max: u64,
+    /// How long a base is kept on which no branch stands; 0: for ever.
+    pub bases_idle_ms_max: u64,
+    /// Bytes of such bases that are kept together; 0: no bound.
+    pub bases_bytes_max: u64,
 }
 
 impl Default for RunnerConfig {
     fn default() -> Self {
-        Self { engine: Engine::Auto, warm_hands_max: 32, warm_idle_ms_max: 300_000 }
+        Self {
+            engine: Engine::Auto,
+            warm_hands_max: 32,
+            warm_idle_ms_max: 300_000,
+            bases_idle_ms_max: 14 * 24 * 60 * 60 * 1000,
+            bases_bytes_max: 10 << 30,
+        }
     }
 }
 
