@@ -452,6 +452,30 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_has_every_setting_as_it_is() {
+        let text = include_str!("../../../docs/configuration.md");
+        let mut rows = BTreeMap::new();
+        for line in text.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<&str> = line.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+            rows.insert(cells[1].to_owned(), [cells[2].to_owned(), cells[3].to_owned(), cells[4].to_owned()]);
+        }
+        let bounds: BTreeMap<&str, Bound> =
+            policy::BOUNDS.iter().chain(&BOUNDS).map(|bound| (bound.key, *bound)).collect();
+        let want = known().into_iter().map(|(key, value)| {
+            let built_in = if key == "hand.etc" { "a list".into() } else { value.to_string() };
+            let least = match (bounds.get(key.as_str()), key.as_str()) {
+                (Some(bound), _) => bound.least.to_string(),
+                (None, "hand.uid" | "hand.gid") => "1".into(),
+                (None, _) => String::new(),
+            };
+            let limit = key.strip_prefix("limits.");
+            let option = limit.map(|name| format!("--{}", proto::verify::limit_word(name)));
+            (key, [built_in, least, option.unwrap_or_default()])
+        });
+        assert_eq!(rows, want.collect());
+    }
+
+    #[test]
     fn an_unknown_key_is_named_with_the_nearest_known_one() {
         for (text, key, hint) in [
             ("[runner]\nwarm_hand_max = 1", "runner.warm_hand_max", "did you mean `runner.warm_hands_max`?"),
