@@ -54,7 +54,10 @@ fn check(section: &str, record: &Value) {
         assert!(known, "`{section}` does not list `{member}`: {record:#}");
     }
     for (member, optional) in listed {
-        assert!(*optional || found.contains(*member), "`{section}` lists `{member}`, which is not there: {record:#}");
+        assert!(
+            *optional || found.contains(*member),
+            "`{section}` lists `{member}`, which is not there: {record:#}"
+        );
     }
     assert_eq!(record["version"], 1, "{section}");
 }
