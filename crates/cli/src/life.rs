@@ -7,12 +7,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::time::Instant;
 
+/// The least that is work, in ticks of 10 ms: a runner that only waits for clients needs fewer in a minute.
+const WORK_TICKS: u64 = 20;
+
 /// A process that lived when this was made.
 pub(crate) struct Life {
     pub(crate) pid: i32,
     process: OwnedFd,
-    cpu: Option<u64>,
-    /// When it was last seen to have worked.
+    /// Its CPU time when it was last seen to have worked.
+    cpu: u64,
+    /// When that was.
     worked: Instant,
 }
 
@@ -20,7 +24,7 @@ impl Life {
     /// `None` if there is no such process.
     pub(crate) fn of(pid: i32) -> Option<Self> {
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-        Some(Self { pid, process, cpu: cpu(pid), worked: Instant::now() })
+        Some(Self { pid, process, cpu: cpu(pid).unwrap_or(0), worked: Instant::now() })
     }
 
     /// Whether it has ended. Its locks are free then.
@@ -31,9 +35,9 @@ impl Life {
 
     /// How long it has not worked. To be asked every now and then.
     pub(crate) fn idle(&mut self) -> Duration {
-        let cpu = cpu(self.pid);
-        if cpu.is_some() && cpu != self.cpu {
-            (self.cpu, self.worked) = (cpu, Instant::now());
+        match cpu(self.pid) {
+            Some(cpu) if cpu >= self.cpu + WORK_TICKS => (self.cpu, self.worked) = (cpu, Instant::now()),
+            Some(_) | None => {}
         }
         self.worked.elapsed()
     }
@@ -62,12 +66,12 @@ mod tests {
         let mut still = Life::of(i32::try_from(child.id()).unwrap()).unwrap();
         let mut works = Life::of(own).unwrap();
         let begin = Instant::now();
-        while begin.elapsed() < Duration::from_millis(1500) {
-            assert!(works.idle() < Duration::from_secs(1) && !works.ended());
-            // What it needs to start counts, too.
+        while begin.elapsed() < Duration::from_secs(3) {
+            works.idle();
             still.idle();
         }
-        assert!(still.idle() > Duration::from_millis(500) && !still.ended());
+        assert!(works.idle() < Duration::from_secs(2) && !works.ended());
+        assert!(still.idle() >= Duration::from_secs(3) && !still.ended());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(still.ended());

@@ -23,6 +23,8 @@ const IDLE_MAX: Duration = Duration::from_secs(60);
 const BUSY_MAX: Duration = Duration::from_secs(15 * 60);
 /// How often that is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often a runner is started again when nobody knows who has the state directory.
+const AGAIN_EVERY: Duration = Duration::from_millis(500);
 /// How long a runner that ended may take to have its last words read.
 const STDERR_MAX: Duration = Duration::from_secs(5);
 /// The most that a failed runner's standard error is read.
@@ -36,7 +38,7 @@ pub(crate) fn socket(state_dir: &Path) -> PathBuf {
 /// A client of the runner of `state_dir`; starts a private one when none runs.
 pub(crate) async fn connect(state_dir: &Path, output: &Output) -> Result<Client, ErrorBody> {
     let client = Client::new(socket(state_dir));
-    let deadline = Instant::now() + BUSY_MAX;
+    let begin = Instant::now();
     loop {
         if let Some(info) = listens(&client).await? {
             output.clear_progress();
@@ -45,8 +47,8 @@ pub(crate) async fn connect(state_dir: &Path, output: &Output) -> Result<Client,
         match start(state_dir, output).await {
             Ok(()) => {}
             // Another call is starting one just now, or one is ending.
-            Err(error) if error.code == Code::StateBusy && Instant::now() < deadline => {
-                if !turn_of_another(state_dir, &client, deadline, output).await? {
+            Err(error) if error.code == Code::StateBusy => {
+                if !turn_of_another(state_dir, &client, begin, output).await? {
                     return Err(error);
                 }
             }
@@ -68,15 +70,18 @@ async fn listens(client: &Client) -> Result<Option<RunnerInfo>, ErrorBody> {
 async fn turn_of_another(
     state_dir: &Path,
     client: &Client,
-    deadline: Instant,
+    begin: Instant,
     output: &Output,
 ) -> Result<bool, ErrorBody> {
     sleep(LOOK_EVERY).await;
-    // One that took the directory just now may not have written its process id yet: then the next refusal leads here again.
     let holder = std::fs::read_to_string(state_dir.join("lock")).ok();
-    let Some(mut life) = holder.and_then(|pid| Life::of(pid.trim().parse().ok()?)) else { return Ok(true) };
+    let Some(mut life) = holder.and_then(|pid| Life::of(pid.trim().parse().ok()?)) else {
+        // It has not written its process id yet, or has ended just now, or can't be seen from here.
+        sleep(AGAIN_EVERY).await;
+        return Ok(begin.elapsed() < IDLE_MAX);
+    };
     while !life.ended() && listens(client).await?.is_none() {
-        if life.idle() > IDLE_MAX || Instant::now() > deadline {
+        if life.idle() > IDLE_MAX || begin.elapsed() > BUSY_MAX {
             return Ok(false);
         }
         output.progress(&format!("waiting for the runner (pid {}), which starts or ends", life.pid));

@@ -127,6 +127,23 @@ fn a_check_that_kills_what_holds_the_hand_together_has_failed() {
 }
 
 #[test]
+fn long_names_do_not_make_a_report_too_long_to_read() {
+    if !can_run() || !testkit::have(testkit::Need::Python) {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    // In JSON each byte of these paths is six.
+    let script = "import os\nd = '/'.join(['\\1' * 250] * 11)\nos.makedirs(d)\nfor n in range(1000): open(d + '/' + str(n) + '\\1' * 250, 'w')";
+    let check = format!("python3 -c \"{script}\"");
+    let report = tendon.json(0, &["verify", "--repo", path(&repo), "--check", &check]);
+    for changed in [&report["changed"], &report["commands"][0]["changed"]] {
+        assert_eq!(changed["tree_total"], 1000);
+        let listed = changed["paths"].as_array().unwrap().len();
+        assert!((10..1000).contains(&listed), "{listed}");
+    }
+}
+
+#[test]
 fn each_source_and_the_spec() {
     if !can_run() {
         return;

@@ -7,6 +7,7 @@ pub mod config;
 mod disk;
 mod doctor;
 pub mod exec;
+mod fit;
 mod hints;
 mod id;
 pub mod limits;

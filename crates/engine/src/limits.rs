@@ -10,6 +10,16 @@ pub const TAIL_BYTES_MAX: usize = 8 * 1024;
 pub const LOGS_KEPT_MAX: usize = 200;
 /// Changed paths that a report lists.
 pub const PATHS_MAX: usize = 1000;
+/// Bytes of the paths that a report lists of all commands together.
+pub const PATHS_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of all commands of one verify, as JSON.
+pub const ARGV_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Bytes that a report holds of what its commands printed and changed, as JSON.
+pub const OUTPUTS_BYTES_MAX: usize = 7 * 1024 * 1024;
+/// Those of them that are only for commands that failed.
+pub const OUTPUTS_BYTES_OF_FAILED: usize = 1024 * 1024;
+/// Bytes of a report's warnings, as JSON.
+pub const WARNINGS_BYTES_MAX: usize = 128 * 1024;
 /// Commands of one verify.
 pub const COMMANDS_MAX: usize = 1000;
 /// Verifies and execs that run at one time.

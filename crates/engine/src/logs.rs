@@ -1,6 +1,6 @@
 //! Output of a command: the whole of it in a file, up to a limit, and its end in memory.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -81,22 +81,40 @@ impl StreamLog {
     }
 }
 
-/// Makes the directory of one run's logs, and removes those of the oldest runs. Ids are random, so age is by time.
-pub(crate) fn make_dir(logs: &Path, name: &str) -> io::Result<PathBuf> {
-    let mut old: Vec<(std::time::SystemTime, PathBuf)> = Vec::new();
-    for entry in std::fs::read_dir(logs)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            old.push((entry.metadata()?.modified()?, entry.path()));
-        }
-    }
-    old.sort();
-    for (_, path) in old.iter().take((old.len() + 1).saturating_sub(LOGS_KEPT_MAX)) {
-        std::fs::remove_dir_all(path)?;
+/// Makes the directory of one run's logs, and removes those of the oldest runs, but not of those that are running. Ids are
+/// random, so age is by time.
+pub(crate) fn make_dir(logs: &Path, name: &str, running: &HashSet<String>) -> io::Result<PathBuf> {
+    // A log that can't be removed, or that another run removes just now, keeps nobody from having one.
+    if let Err(error) = remove_oldest(logs, running) {
+        tracing::warn!(%error, "old logs can't be removed");
     }
     let dir = logs.join(name);
     std::fs::DirBuilder::new().mode(0o700).create(&dir)?;
     Ok(dir)
+}
+
+fn remove_oldest(logs: &Path, running: &HashSet<String>) -> io::Result<()> {
+    let mut old: Vec<(std::time::SystemTime, PathBuf)> = Vec::new();
+    for entry in std::fs::read_dir(logs)? {
+        let entry = entry?;
+        let runs = entry.file_name().to_str().is_some_and(|name| running.contains(name));
+        // It may be gone by now.
+        if let Ok(about) = entry.metadata()
+            && about.is_dir()
+            && !runs
+        {
+            old.push((about.modified()?, entry.path()));
+        }
+    }
+    old.sort();
+    let kept = LOGS_KEPT_MAX.saturating_sub(running.len().max(1));
+    for (_, path) in old.iter().take(old.len().saturating_sub(kept)) {
+        match std::fs::remove_dir_all(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -152,10 +170,31 @@ mod tests {
     #[test]
     fn only_the_latest_runs_keep_their_logs() {
         let dir = tempfile::tempdir().unwrap();
-        for i in 0..LOGS_KEPT_MAX + 5 {
-            make_dir(dir.path(), &format!("vf-{i}")).unwrap();
+        let names = |from: usize, to: usize| (from..to).map(|i| format!("vf-{i}"));
+        let first = HashSet::from(["vf-0".to_owned()]);
+        for name in names(0, LOGS_KEPT_MAX + 5) {
+            let running = first.iter().cloned().chain([name.clone()]).collect();
+            make_dir(dir.path(), &name, &running).unwrap();
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), LOGS_KEPT_MAX);
         assert!(dir.path().join(format!("vf-{}", LOGS_KEPT_MAX + 4)).exists());
+        assert!(dir.path().join("vf-0").exists(), "one that runs keeps its logs, however old");
+    }
+
+    #[test]
+    fn many_runs_at_once_have_logs() {
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..LOGS_KEPT_MAX {
+            std::fs::create_dir(dir.path().join(format!("old-{i}"))).unwrap();
+        }
+        let running: HashSet<String> = (0..16).map(|i| format!("vf-{i}")).collect();
+        std::thread::scope(|scope| {
+            for name in &running {
+                let (running, dir) = (&running, dir.path());
+                scope.spawn(move || make_dir(dir, name, running).unwrap());
+            }
+        });
+        assert!(running.iter().all(|name| dir.path().join(name).exists()));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), LOGS_KEPT_MAX);
     }
 }

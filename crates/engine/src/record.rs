@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proto::path::TreePath;
 use proto::verify::{Change, ChangeStatus, ChangedFiles};
 
-use crate::limits::PATHS_MAX;
+use crate::limits::{PATHS_BYTES_MAX, PATHS_MAX};
 
 /// The changes of several commands as one.
 #[derive(Debug, Default)]
@@ -31,7 +31,11 @@ impl Changes {
 
     /// All of it. Where a command changed more than it could list, the total is an upper bound.
     pub(crate) fn total(&self) -> ChangedFiles {
-        let paths = self.paths.iter().take(PATHS_MAX);
+        let mut bytes = 0;
+        let paths = self.paths.iter().take(PATHS_MAX).take_while(|(path, _)| {
+            bytes += path.as_bytes().len();
+            bytes <= PATHS_BYTES_MAX
+        });
         ChangedFiles {
             tree_total: self.paths.len() as u64 + self.unlisted,
             other_total: self.other,

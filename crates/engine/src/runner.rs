@@ -1,6 +1,6 @@
 //! The runner: one state directory, its branches and its hands.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::panic::resume_unwind;
@@ -255,6 +255,11 @@ impl Runner {
     /// Starts a task that draining waits for.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.inner.tasks.spawn(task);
+    }
+
+    /// The verifies that run now.
+    pub(crate) fn running_verifies(&self) -> HashSet<String> {
+        self.verifies().keys().map(ToString::to_string).collect()
     }
 
     fn verifies(&self) -> MutexGuard<'_, HashMap<VerifyId, CancellationToken>> {

@@ -23,6 +23,7 @@ use vfs::{Actor, Cancel, Clock as _, DirSource, GitSource, SystemClock};
 
 use crate::below::Below;
 use crate::disk::{self, Watched};
+use crate::fit::{self, Room};
 use crate::hints;
 use crate::id;
 use crate::limits::{COMMANDS_MAX, EVENTS_MAX};
@@ -130,6 +131,9 @@ fn check(request: &VerifyRequest) -> Result<(), VerifyError> {
     if request.setup.len() + request.checks.len() > COMMANDS_MAX {
         return bad("there are too many commands");
     }
+    if !fit::holds(request.setup.iter().chain(&request.checks)) {
+        return bad("the commands are too long");
+    }
     for argv in request.setup.iter().chain(&request.checks) {
         if let Err(error) = proto::spec::command::checked(argv.clone()) {
             return bad(&error.to_string());
@@ -179,6 +183,7 @@ struct Ran {
     /// Something on the branch is not in its tree hash.
     unscannable: Option<String>,
     warnings: Vec<String>,
+    room: Room,
     confinement: Option<proto::verify::Confinement>,
 }
 
@@ -204,12 +209,16 @@ impl Run<'_> {
         let ran = ran?;
         let cancelled = self.cancel.is_cancelled();
         let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let passed = !cancelled
+            && ran.unscannable.is_none()
+            && ran.commands.iter().all(|command| command.outcome.passed());
+        // The first ones are never left out for want of room.
+        let warnings = ran.unscannable.into_iter().chain(ground.base.warnings).chain(ran.warnings);
+        let warnings = ran.room.warnings(warnings.collect());
         Ok(Report {
             version: REPORT_VERSION,
             id: self.id.clone(),
-            passed: !cancelled
-                && ran.unscannable.is_none()
-                && ran.commands.iter().all(|command| command.outcome.passed()),
+            passed,
             cancelled,
             source: source_shown(&self.request.source),
             base: ground.base.id,
@@ -221,7 +230,7 @@ impl Run<'_> {
             changed: ran.changes.total(),
             commands: ran.commands,
             confinement: ran.confinement,
-            warnings: ground.base.warnings.into_iter().chain(ran.warnings).chain(ran.unscannable).collect(),
+            warnings,
             started_ms,
             wall_ms,
             audit: ran.audit,
@@ -360,9 +369,10 @@ impl Run<'_> {
             ran.warnings.push(format!("before `{}`: {LEFTOVERS_ENDED}", join_command(argv)));
         }
         let changed = self.scan(branch, &Actor::exec(&exec), Some(join_command(argv)), ran).await?;
-        let report = report(phase, argv, exec, ended, outlet, changed);
+        let mut report = report(phase, argv, exec, ended, outlet, changed);
         let hint = hints::offline(&report).map(str::to_owned);
         ran.warnings.extend(hint.filter(|hint| !ran.warnings.contains(hint)));
+        ran.room.fit(&mut report);
         Ok(report)
     }
 
@@ -392,7 +402,8 @@ impl Run<'_> {
     async fn make_logs(&self) -> Result<PathBuf, VerifyError> {
         let (dir, name) = (self.runner.store().logs_dir(), self.id.to_string());
         let path = dir.join(&name);
-        let made = crate::Blocking::run(move || logs::make_dir(&dir, &name)).await;
+        let running = self.runner.running_verifies();
+        let made = crate::Blocking::run(move || logs::make_dir(&dir, &name, &running)).await;
         made.map_err(|source| VerifyError::Logs { path, source })
     }
 

@@ -40,3 +40,5 @@ pub const SPAWN_QUEUE_MAX: usize = 256;
 pub const WARDEN_BYTES_MAX: u64 = 1 << 20;
 /// Output of a program that doctor runs.
 pub const PROBE_OUTPUT_BYTES_MAX: u64 = 64 * 1024;
+/// The longest reason that is taken from a hand.
+pub const REASON_BYTES_MAX: usize = 4096;

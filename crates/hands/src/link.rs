@@ -36,6 +36,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::codegen::http::Uri;
 use tonic::{Status, Streaming};
 
+use crate::limits::REASON_BYTES_MAX;
 use crate::transport::{self, Connection, Patience, Stillness, Watched};
 
 /// How often a hand that has something to do is asked whether it lives.
@@ -486,7 +487,7 @@ impl Exec {
             }
             Some(How::Cancelled(Cancelled {})) => Outcome::Cancelled,
             // The hand itself says so, and lives.
-            Some(How::Lost(reason)) => Outcome::Killed { reason },
+            Some(How::Lost(reason)) => Outcome::Killed { reason: cut(reason) },
             None => Outcome::HandLost { reason: "the hand did not say how the command ended".into() },
         };
         ExecEvent::Ended {
@@ -510,6 +511,15 @@ impl Exec {
             processes_full: false,
         }
     }
+}
+
+/// What a hand says of an end is a sentence or two, though it may name a program of any length.
+fn cut(mut reason: String) -> String {
+    if reason.len() > REASON_BYTES_MAX {
+        reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+        reason.push('…');
+    }
+    reason
 }
 
 impl ExecControl {

@@ -34,6 +34,8 @@ use crate::walk::{Marks, Walk, What, open_beneath, walk};
 
 /// Changed paths that a report lists.
 const PATHS_MAX: usize = 1_000;
+/// The most bytes of all of them.
+const PATHS_BYTES_MAX: usize = 256 * 1024;
 /// Tree hashes that are remembered.
 const TREES_MAX: usize = 4_096;
 /// While writers live, a file that changed less than this ago is read again at the next scan: a page that is mapped

@@ -7,7 +7,8 @@ use proto::path::TreePath;
 use proto::verify::{Change as ChangedPath, ChangeStatus, ChangedFiles};
 
 use super::{
-    After, Change, Changes, MAPPED_NS_MAX, PATHS_MAX, Scan, ScanError, ScanReport, Scope, THROUGH, Writers,
+    After, Change, Changes, MAPPED_NS_MAX, PATHS_BYTES_MAX, PATHS_MAX, Scan, ScanError, ScanReport, Scope,
+    THROUGH, Writers,
 };
 use crate::audit::{Actor, Appender, NewRow};
 use crate::db::DbError;
@@ -267,7 +268,7 @@ fn reads(entry: &Entry) -> bool {
 
 /// The files of the report: directories show only through what they hold.
 fn report(settled: &[Settled<'_>]) -> ChangedFiles {
-    let mut out = ChangedFiles::default();
+    let (mut out, mut bytes) = (ChangedFiles::default(), 0);
     let in_tree = |entry: &&Entry| entry.class == Class::Tree && is_file(entry);
     for one in settled.iter().filter(|one| one.op.is_some()) {
         let before = one.before.as_ref();
@@ -282,7 +283,8 @@ fn report(settled: &[Settled<'_>]) -> ChangedFiles {
             }
         };
         out.tree_total += 1;
-        if out.paths.len() < PATHS_MAX {
+        bytes += one.path.as_bytes().len();
+        if out.paths.len() < PATHS_MAX && bytes <= PATHS_BYTES_MAX {
             out.paths.push(ChangedPath { status, path: one.path.clone() });
         }
     }
