@@ -32,7 +32,38 @@ fn main() -> ExitCode {
         Some((command, rest)) => (command.as_str(), rest),
         None => ("help", &[] as &[String]),
     };
-    let result = match command {
+    let result = match refused(command, rest) {
+        Some(text) => Err(Failure::new(text)),
+        None => run(command, rest),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            shell::complain(&failure);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The commands that pass arguments on.
+const TAKE_ARGUMENTS: [&str; 4] = ["test", "bench", "soak", "fuzz"];
+
+/// Why these arguments are not taken.
+fn refused(command: &str, rest: &[String]) -> Option<String> {
+    let first = rest.first().filter(|first| !is_help(first) && !TAKE_ARGUMENTS.contains(&command))?;
+    Some(format!("`{command}` takes no arguments, and `{first}` is given\n\n{USAGE}"))
+}
+
+fn is_help(word: &str) -> bool {
+    ["help", "--help", "-h"].contains(&word)
+}
+
+fn run(command: &str, rest: &[String]) -> Result<(), Failure> {
+    if is_help(command) || rest.first().is_some_and(|first| is_help(first)) {
+        say(USAGE);
+        return Ok(());
+    }
+    match command {
         "demo" => demo::demo(),
         "test" => check::test(rest),
         "ci" => check::ci(),
@@ -41,17 +72,25 @@ fn main() -> ExitCode {
         "fuzz" => long::fuzz(rest),
         "layering" => layering::check(),
         "setup" => setup::setup(setup::For::Tests),
-        "help" | "--help" | "-h" => {
-            say(USAGE);
-            Ok(())
-        }
         unknown => Err(Failure::new(format!("there is no command `{unknown}`\n\n{USAGE}"))),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            shell::complain(&failure);
-            ExitCode::FAILURE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_runs_nothing_and_needless_arguments_are_refused() {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        for command in ["demo", "test", "ci", "bench", "soak", "fuzz", "layering", "setup", "help"] {
+            for help in ["--help", "-h"] {
+                assert_eq!(refused(command, &words(&[help])), None);
+                // Were it to run, this test would take minutes, and change the machine.
+                run(command, &words(&[help])).unwrap();
+            }
         }
+        assert!(refused("demo", &words(&["--fast"])).unwrap().starts_with("`demo` takes no arguments"));
+        assert_eq!(refused("test", &words(&["-p", "cli"])), None);
     }
 }

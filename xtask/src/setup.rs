@@ -30,6 +30,12 @@ const JAVASCRIPT: &str = "tests that verify JavaScript projects";
 const QEMU: &[&str] = &["qemu-system-x86", "e2fsprogs", "kmod"];
 
 const WANTED: &[Wanted] = &[
+    Wanted {
+        need: Need::Cc,
+        packages: &["build-essential"],
+        why: "building, and tests of Rust projects",
+        demo: true,
+    },
     Wanted { need: Need::Bwrap, packages: &["bubblewrap"], why: "the sandbox tier", demo: true },
     Wanted { need: Need::Git, packages: &["git"], why: "bases from repositories", demo: true },
     Wanted { need: Need::Python, packages: &["python3"], why: PYTHON, demo: false },
@@ -41,20 +47,21 @@ const WANTED: &[Wanted] = &[
     Wanted { need: Need::Qemu, packages: QEMU, why: "tests on hosts of another kind", demo: false },
 ];
 
-/// Makes the machine ready, or fails with the command that would.
+/// Makes the machine ready. Without the right to install, it fails with the command that would, or, when only tests would be
+/// skipped, says so and goes on.
 pub fn setup(purpose: For) -> Result<(), Failure> {
     step("Set-up");
-    let mut packages = Vec::new();
+    let mut missing = Vec::new();
     for wanted in WANTED.iter().filter(|wanted| wanted.demo || purpose == For::Tests) {
         match wanted.need.probe() {
             Ok(()) => say(format_args!("{}: works ({})", wanted.need, wanted.why)),
             Err(reason) => {
                 say(format_args!("{}: missing, needed for {} ({reason})", wanted.need, wanted.why));
-                packages.extend(wanted.packages.iter().filter(|package| !installed(package)));
+                missing.push(wanted);
             }
         }
     }
-    install(&packages)?;
+    install(&missing)?;
     if purpose == For::Tests && Kernel::find().is_err() {
         // A distribution may have no such package: then the tests that boot it are skipped, and say so.
         unpack_kernel().unwrap_or_else(|failure| say(format_args!("no kernel to boot in QEMU: {failure}")));
@@ -70,24 +77,44 @@ fn installed(package: &str) -> bool {
         .is_ok_and(|status| status == "installed")
 }
 
-fn install(packages: &[&str]) -> Result<(), Failure> {
+fn install(missing: &[&Wanted]) -> Result<(), Failure> {
+    let absent = missing.iter().flat_map(|wanted| wanted.packages).filter(|package| !installed(package));
+    let mut packages: Vec<&str> = absent.copied().collect();
+    packages.sort_unstable();
+    packages.dedup();
     if packages.is_empty() {
         return Ok(());
     }
+    let apt_get = program("apt-get").arg("--version").stdout(Stdio::null()).status().is_ok();
+    match privilege() {
+        Some(sudo) if apt_get => {
+            apt(sudo, &["update"])?;
+            apt(sudo, &[&["install", "--yes", "--no-install-recommends"], &packages[..]].concat())
+        }
+        Some(_) | None => without(missing, &packages, apt_get),
+    }
+}
+
+/// What is said where nothing can be installed: an error if nothing goes without it.
+fn without(missing: &[&Wanted], packages: &[&str], apt_get: bool) -> Result<(), Failure> {
     let list = packages.join(" ");
-    if program("apt-get").arg("--version").stdout(Stdio::null()).status().is_err() {
+    let how = if apt_get {
+        format!("  sudo apt-get update && sudo apt-get install --yes --no-install-recommends {list}\n")
+    } else {
+        format!("  (this machine has no apt-get) what Debian calls {list}\n")
+    };
+    if missing.iter().any(|wanted| wanted.demo) {
         return Err(Failure::new(format!(
-            "this machine has no apt-get: install what Debian calls {list}, and try again"
+            "packages are missing that this user may not install; install them, and try again:\n\n{how}"
         )));
     }
-    let Some(sudo) = privilege() else {
-        return Err(Failure::new(format!(
-            "packages are missing and this user may not install them; run this, and try again:\n\n  \
-             sudo apt-get update && sudo apt-get install --yes --no-install-recommends {list}\n"
-        )));
-    };
-    apt(sudo, &["update"])?;
-    apt(sudo, &[&["install", "--yes", "--no-install-recommends"], packages].concat())
+    let mut skipped: Vec<&str> = missing.iter().map(|wanted| wanted.why).collect();
+    skipped.dedup();
+    say(format_args!(
+        "\nThis user may not install packages. Skipped without them: {}. To have all:\n\n{how}",
+        skipped.join(", ")
+    ));
+    Ok(())
 }
 
 fn apt(sudo: &[&str], args: &[&str]) -> Result<(), Failure> {
@@ -149,4 +176,21 @@ fn still_missing(wanted: &Wanted, reason: &str) -> Failure {
         ""
     };
     Failure::new(format!("{} is installed and does not work: {reason}{hint}", wanted.need))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_install_is_told_the_command_and_what_is_skipped() {
+        let of = |need: Need| WANTED.iter().find(|wanted| wanted.need == need).unwrap();
+        let error = without(&[of(Need::Bwrap), of(Need::Npm)], &["bubblewrap", "npm"], true).unwrap_err();
+        assert!(
+            error.to_string().contains("sudo apt-get install --yes --no-install-recommends bubblewrap npm"),
+            "{error}"
+        );
+        without(&[of(Need::Npm)], &["npm"], true).unwrap();
+        without(&[of(Need::Npm)], &["npm"], false).unwrap();
+    }
 }

@@ -248,6 +248,31 @@ fn what_fails_for_want_of_a_network_says_what_would_help() {
 }
 
 #[test]
+fn bases_of_past_verifies_are_collected() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), project());
+    let verify = |answer: &str| {
+        repo.file("answer", answer);
+        let args = ["verify", "--repo", path(&repo), "--check", "true"];
+        let mut command = tendon.command(&args);
+        Ran::new(command.env("TENDON_RUNNER_BASES_BYTES_MAX", "1").output().unwrap(), &args).expect(0);
+    };
+    verify("42\n");
+    tendon.text(&["branch", "create", "--repo", path(&repo), "--name", "mine"]);
+    for answer in ["43\n", "44\n", "45\n"] {
+        verify(answer);
+    }
+    // That of the branch, and the latest.
+    testkit::wait_until("two bases are left", std::time::Duration::from_secs(60), || {
+        tendon.json(0, &["base", "list"])["bases"].as_array().unwrap().len() == 2
+    });
+    assert_eq!(tendon.text(&["branch", "read", "mine", "answer"]), "42");
+    verify("45\n");
+}
+
+#[test]
 fn a_branch_is_verified_without_being_changed() {
     if !can_run() {
         return;

@@ -52,11 +52,21 @@ pub struct RunnerConfig {
     pub warm_hands_max: u32,
     /// How long a hand may be idle.
     pub warm_idle_ms_max: u64,
+    /// How long a base is kept on which no branch stands; 0: for ever.
+    pub bases_idle_ms_max: u64,
+    /// Bytes of such bases that are kept together; 0: no bound.
+    pub bases_bytes_max: u64,
 }
 
 impl Default for RunnerConfig {
     fn default() -> Self {
-        Self { engine: Engine::Auto, warm_hands_max: 32, warm_idle_ms_max: 300_000 }
+        Self {
+            engine: Engine::Auto,
+            warm_hands_max: 32,
+            warm_idle_ms_max: 300_000,
+            bases_idle_ms_max: 14 * 24 * 60 * 60 * 1000,
+            bases_bytes_max: 10 << 30,
+        }
     }
 }
 
@@ -439,6 +449,30 @@ mod tests {
             assert!(refused(text).0.contains("nobody's"), "{text}");
         }
         Settings::from_layers(vec![layer("c.toml", "hand.uid = 60601")]).unwrap();
+    }
+
+    #[test]
+    fn the_reference_has_every_setting_as_it_is() {
+        let text = include_str!("../../../docs/configuration.md");
+        let mut rows = BTreeMap::new();
+        for line in text.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<&str> = line.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+            rows.insert(cells[1].to_owned(), [cells[2].to_owned(), cells[3].to_owned(), cells[4].to_owned()]);
+        }
+        let bounds: BTreeMap<&str, Bound> =
+            policy::BOUNDS.iter().chain(&BOUNDS).map(|bound| (bound.key, *bound)).collect();
+        let want = known().into_iter().map(|(key, value)| {
+            let built_in = if key == "hand.etc" { "a list".into() } else { value.to_string() };
+            let least = match (bounds.get(key.as_str()), key.as_str()) {
+                (Some(bound), _) => bound.least.to_string(),
+                (None, "hand.uid" | "hand.gid") => "1".into(),
+                (None, _) => String::new(),
+            };
+            let limit = key.strip_prefix("limits.");
+            let option = limit.map(|name| format!("--{}", proto::verify::limit_word(name)));
+            (key, [built_in, least, option.unwrap_or_default()])
+        });
+        assert_eq!(rows, want.collect());
     }
 
     #[test]

@@ -98,6 +98,7 @@ impl Runner {
         };
         let runner = Self { inner: Arc::new(inner) };
         runner.with_store(drop_orphans).await;
+        runner.collect();
         runner.spawn(crate::warm::keep(runner.clone()));
         runner.spawn(crate::warm::watch_background(runner.clone()));
         runner.spawn(crate::disk::keep_room(runner.clone()));
@@ -189,6 +190,24 @@ impl Runner {
             Ok((root, mount))
         })
         .await
+    }
+
+    /// Starts to remove bases of past verifies, as far as the configuration has it.
+    pub(crate) fn collect(&self) {
+        let config = &self.settings().runner;
+        let (idle_ms_max, bytes_max) = (config.bases_idle_ms_max, config.bases_bytes_max);
+        let runner = self.clone();
+        self.spawn(async move {
+            match runner.with_store(move |store| store.collect_bases(idle_ms_max, bytes_max)).await {
+                Ok(report) if report.removed.is_empty() => {}
+                Ok(report) => {
+                    tracing::info!(bases = report.removed.len(), bytes = report.bytes, "removed unused bases")
+                }
+                Err(error) => {
+                    tracing::error!(error = crate::meter::chain(&error), "unused bases can't be removed")
+                }
+            }
+        });
     }
 
     /// Drops a branch on which nothing runs. A caller that goes away does not end it.

@@ -204,6 +204,7 @@ impl Run<'_> {
             self.runner.with_store(vfs::Store::settle).await.map_err(below)?;
         } else {
             self.drop_branch(&ground.branch).await;
+            self.runner.collect();
         }
         let ran = ran?;
         let cancelled = self.cancel.is_cancelled();

@@ -60,6 +60,26 @@ const OFFLINE: [(&str, &str); 7] = [
 /// Where packages for pip lie below the home, unless `PIP_FIND_LINKS` names directories.
 const WHEELS: &str = ".cache/tendon/wheels";
 
+/// Files in what is shown that tools write credentials into: with them in an address, mostly.
+const MAY_HOLD_SECRETS: [&str; 14] = [
+    // cargo's copies of git repositories, and of git registries.
+    "db/*/config",
+    "db/*/FETCH_HEAD",
+    "checkouts/*/*/.git/config",
+    "checkouts/*/*/.git/FETCH_HEAD",
+    "index/*/.git/config",
+    "index/*/.git/FETCH_HEAD",
+    // nvm and pyenv are clones themselves.
+    ".git/config",
+    ".git/FETCH_HEAD",
+    "plugins/*/.git/config",
+    "plugins/*/.git/FETCH_HEAD",
+    "versions/*/pip.conf",
+    "versions/*/etc/pip.conf",
+    "versions/node/*/etc/npmrc",
+    "versions/node/*/lib/node_modules/npm/npmrc",
+];
+
 /// Looks below `home`; `env` is the runner's environment, of which only the variables that name a place are used.
 pub fn find(home: &Path, env: &BTreeMap<String, String>) -> Toolchains {
     let mut all = Toolchains::none();
@@ -81,6 +101,25 @@ impl Toolchains {
     pub fn none() -> Self {
         let env = OFFLINE.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         Toolchains { env, ..Toolchains::default() }
+    }
+
+    /// What is shown in place of files that hold credentials now: path in the hand, content.
+    pub fn masks(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        let mut masks = Vec::new();
+        for bind in &self.binds {
+            for pattern in MAY_HOLD_SECRETS {
+                for file in fitting(&bind.from, pattern) {
+                    // What can't be read as text is not shown at all.
+                    let text = read_small(&file).unwrap_or_default();
+                    let shown = without_secret_lines(&text);
+                    if shown != text || text.is_empty() {
+                        let rest = file.strip_prefix(&bind.from).unwrap_or(&file);
+                        masks.push((bind.to.join(rest), shown.into_bytes()));
+                    }
+                }
+            }
+        }
+        masks
     }
 
     fn read_only(&mut self, path: &Path) {
@@ -220,10 +259,47 @@ fn matching(dir: &Path, fits: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     found
 }
 
+/// Files below `dir` at a path of which a part may be `*`, any name. Links are not followed.
+fn fitting(dir: &Path, pattern: &str) -> Vec<PathBuf> {
+    let mut found = vec![dir.to_owned()];
+    for part in pattern.split('/') {
+        found = match part {
+            "*" => {
+                let inside = found.iter().filter_map(|dir| fs::read_dir(dir).ok());
+                inside.flat_map(Iterator::flatten).map(|entry| entry.path()).collect()
+            }
+            name => found.iter().map(|dir| dir.join(name)).collect(),
+        };
+        found.retain(|path| path.symlink_metadata().is_ok_and(|meta| meta.is_dir() || meta.is_file()));
+    }
+    found.retain(|path| path.is_file());
+    found
+}
+
+/// A configuration of lines, or what git fetched from where, without the lines that look like credentials.
+fn without_secret_lines(text: &str) -> String {
+    let words = ["_auth", "token", "password", "secret", "extraheader", "credential", "helper", "cookie"];
+    let secret = |line: &&str| {
+        let lower = line.to_lowercase();
+        words.iter().any(|word| lower.contains(word)) || has_user(line)
+    };
+    text.split_inclusive('\n').filter(|line| !secret(line)).collect()
+}
+
+/// Whether there is a URL in the text with a user, and maybe a password.
+fn has_user(text: &str) -> bool {
+    text.split("://").skip(1).any(|rest| {
+        let host = rest.split(['/', ' ', '\t', '\n', '"', '\'']).next().unwrap_or_default();
+        host.contains('@')
+    })
+}
+
+/// A file that is longer, or no UTF-8, is none.
 fn read_small(path: &Path) -> Option<String> {
     let mut text = String::new();
-    File::open(path).ok()?.take(TOOLCHAIN_CONFIG_BYTES_MAX).read_to_string(&mut text).ok()?;
-    Some(text)
+    let most = TOOLCHAIN_CONFIG_BYTES_MAX;
+    File::open(path).ok()?.take(most + 1).read_to_string(&mut text).ok()?;
+    (text.len() as u64 <= most).then_some(text)
 }
 
 /// cargo's configuration without tokens, proxies, credential providers, and programs to run in place of others.
@@ -239,20 +315,29 @@ fn without_secrets(text: &str) -> String {
 
 fn strip(table: &mut toml::Table) {
     table.retain(|key, value| {
-        let key = key.to_lowercase();
+        let word = key.to_lowercase();
         let secret =
-            ["token", "secret", "password", "credential", "proxy"].iter().any(|word| key.contains(word));
-        // A URL may hold a user and a password.
-        let in_url = value.as_str().is_some_and(|text| {
-            text.split_once("://")
-                .is_some_and(|(_, rest)| rest.split('/').next().unwrap_or_default().contains('@'))
-        });
-        !secret && !in_url
+            ["token", "secret", "password", "credential", "proxy"].iter().any(|secret| word.contains(secret));
+        !secret && !has_user(key) && strip_value(value)
     });
-    for (_, value) in table.iter_mut() {
-        if let toml::Value::Table(inner) = value {
-            strip(inner);
+}
+
+/// Whether the value may stay.
+fn strip_value(value: &mut toml::Value) -> bool {
+    match value {
+        toml::Value::String(text) => !has_user(text),
+        toml::Value::Array(values) => {
+            values.retain_mut(strip_value);
+            true
         }
+        toml::Value::Table(table) => {
+            strip(table);
+            true
+        }
+        toml::Value::Integer(_)
+        | toml::Value::Float(_)
+        | toml::Value::Boolean(_)
+        | toml::Value::Datetime(_) => true,
     }
 }
 
@@ -318,6 +403,50 @@ mod tests {
         let text = String::from_utf8(text.clone()).unwrap();
         assert!(text.contains("jobs = 2") && text.contains("https://host/index"), "{text}");
         assert!(!text.contains("secret") && !text.contains("pw") && !text.contains("proxy"), "{text}");
+    }
+
+    #[test]
+    fn files_in_what_is_shown_lose_their_credentials() {
+        let git = "[core]\n\tbare = true\n[remote \"origin\"]\n\turl = https://me:pw@host/r\n[http]\n\textraheader = x\n";
+        let home = Home::new(&[
+            (".cargo/git/db/r-1/config", git),
+            (".cargo/git/db/r-1/FETCH_HEAD", "0123\t\tbranch 'main' of https://me:pw@host/r\n"),
+            (".cargo/git/db/r-2/config", "[core]\n\tbare = true\n"),
+            (".cargo/git/checkouts/r-1/abc/.git/config", git),
+            (".nvm/versions/node/v20.3.0/etc/npmrc", "prefix=/x\n//registry/:_authToken=pw\n"),
+            (".nvm/.git/config", git),
+            (
+                ".pyenv/versions/3.12/pip.conf",
+                "[global]\nindex-url = https://me:pw@host/simple\ntimeout = 9\n",
+            ),
+        ]);
+        let masks: BTreeMap<PathBuf, String> = home
+            .find()
+            .masks()
+            .into_iter()
+            .map(|(path, text)| {
+                let path = path.strip_prefix(home.path()).unwrap().to_owned();
+                (path, String::from_utf8(text).unwrap())
+            })
+            .collect();
+        let clean = "[core]\n\tbare = true\n[remote \"origin\"]\n[http]\n".to_owned();
+        let expected = [
+            (".cargo/git/checkouts/r-1/abc/.git/config", clean.clone()),
+            (".cargo/git/db/r-1/FETCH_HEAD", String::new()),
+            (".cargo/git/db/r-1/config", clean.clone()),
+            (".nvm/.git/config", clean),
+            (".nvm/versions/node/v20.3.0/etc/npmrc", "prefix=/x\n".into()),
+            (".pyenv/versions/3.12/pip.conf", "[global]\ntimeout = 9\n".into()),
+        ];
+        assert_eq!(masks, expected.into_iter().map(|(path, text)| (path.into(), text)).collect());
+    }
+
+    #[test]
+    fn cargos_configuration_loses_addresses_wherever_they_are() {
+        let text = "[source.\"https://u:pw@h/i\"]\nreplace-with = 'm'\n[net]\nlist = ['https://u:pw@h', 'kept']\n\
+                    [[a]]\nurl = 'https://u:pw@h'\nb = 1\n";
+        let shown = without_secrets(text);
+        assert!(!shown.contains("pw") && shown.contains("kept") && shown.contains("b = 1"), "{shown}");
     }
 
     #[test]

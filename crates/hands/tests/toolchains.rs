@@ -180,3 +180,32 @@ async fn other_tools_start() {
         }
     }
 }
+
+#[tokio::test]
+async fn credentials_in_what_is_shown_are_not() {
+    if !possible() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let put = |path: &str, text: &str| {
+        let path = home.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+    };
+    put(
+        ".cargo/git/db/r-1/config",
+        "[core]\n\tbare = true\n[remote \"o\"]\n\turl = https://me:hunter2@host/r\n",
+    );
+    put(".cargo/git/db/r-1/FETCH_HEAD", "0123\t\tbranch 'main' of https://me:hunter2@host/r\n");
+    put(".nvm/versions/node/v20.3.0/etc/npmrc", "//registry/:_authToken=hunter2\n");
+    let kit = Kit::with(|options| options.home = Some(home.path().to_owned())).await;
+    let hand = kit.boot().await;
+    let home = home.path().display();
+    let found =
+        sh(&hand, &format!("cat {home}/.cargo/git/db/r-1/config; grep -r hunter2 {home} || true")).await.ok();
+    assert_eq!(found, "[core]\n\tbare = true\n[remote \"o\"]\n");
+    // What a tool writes later is seen at the next boot.
+    fs::write(format!("{home}/.cargo/git/db/r-1/config"), "url = https://me:hunter2@host/other\n").unwrap();
+    let hand = kit.boot().await;
+    assert_eq!(sh(&hand, &format!("grep -r hunter2 {home} || true")).await.ok(), "");
+}

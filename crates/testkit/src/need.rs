@@ -28,6 +28,8 @@ pub enum Need {
     Bwrap,
     /// Making a control group with memory and process limits.
     Cgroup,
+    /// A C compiler, which Rust links with.
+    Cc,
     /// git.
     Git,
     /// Node.js.
@@ -59,6 +61,7 @@ pub const ALL: &[Need] = &[
     Need::Landlock,
     Need::Bwrap,
     Need::Cgroup,
+    Need::Cc,
     Need::Git,
     Need::Node,
     Need::Npm,
@@ -82,6 +85,7 @@ impl Need {
             Need::Landlock => "landlock",
             Need::Bwrap => "bwrap",
             Need::Cgroup => "cgroup",
+            Need::Cc => "cc",
             Need::Git => "git",
             Need::Node => "node",
             Need::Npm => "npm",
@@ -117,6 +121,7 @@ impl Need {
                 "true",
             ]))),
             Need::Cgroup => probe_cgroup(),
+            Need::Cc => try_run(command("cc").arg("--version")),
             Need::Git => try_run(command("git").arg("--version")),
             Need::Node => try_run(command("node").args(["--eval", "0"])),
             Need::Npm => try_run(command("npm").arg("--version")),

@@ -5,10 +5,22 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// A command with the caller's environment; tests may change it as they like.
+/// A command with the caller's environment; tests may change it as they like. It is found where root finds it, too:
+/// `mkfs` is in no user's `PATH` on Debian.
 #[expect(clippy::disallowed_methods, reason = "tests start programs here, and nowhere else")]
 pub fn command(program: impl AsRef<OsStr>) -> Command {
-    Command::new(program)
+    let mut command = Command::new(program);
+    command.env(
+        "PATH",
+        with_sbin(&variable("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned())),
+    );
+    command
+}
+
+/// A search path, with the directories of programs for root at its end.
+fn with_sbin(path: &str) -> String {
+    let missing = ["/usr/sbin", "/sbin"].into_iter().filter(|dir| path.split(':').all(|known| known != *dir));
+    std::iter::once(path).chain(missing).collect::<Vec<_>>().join(":")
 }
 
 /// An environment variable of the test run.
@@ -55,4 +67,15 @@ pub fn target_dir() -> PathBuf {
     // TARGET/HOST/PROFILE/deps/TEST
     let target = test.ancestors().nth(4).expect("a test is deep in the target directory");
     target.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_for_root_are_found_by_users() {
+        assert_eq!(with_sbin("/usr/bin:/bin"), "/usr/bin:/bin:/usr/sbin:/sbin");
+        assert_eq!(with_sbin("/sbin:/usr/bin:/usr/sbin"), "/sbin:/usr/bin:/usr/sbin");
+    }
 }

@@ -464,3 +464,51 @@ fn uncommitted_work_of_a_frozen_directory_is_in_the_commit() {
     let names = git.text(&["diff", "--no-renames", "--name-status", "HEAD", "x"]).unwrap();
     assert_eq!(names, "M\ta\nA\tagent\nD\td\nA\tuntracked");
 }
+
+/// What somebody puts into their own repository before root exports to it.
+#[test]
+fn a_repository_that_leads_elsewhere_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("repo");
+    repository(&repo);
+    let (world, branch) = world_of(&repo);
+    branch.write("a", "changed\n");
+    world.scan(&branch);
+    let refused = |what: &str| {
+        let since = std::time::Instant::now();
+        let result = world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x")));
+        assert!(matches!(result, Err(ExportError::Repo { .. })), "{what}: {result:?}");
+        assert!(since.elapsed() < std::time::Duration::from_secs(20), "{what}");
+    };
+    let git_dir = repo.join(".git");
+    let outside = dir.path().join("outside");
+    let logs = git_dir.join("logs/refs/heads");
+    std::fs::create_dir_all(&logs).unwrap();
+    std::os::unix::fs::symlink(&outside, logs.join("x")).unwrap();
+    refused("a log that is a link");
+    assert!(!outside.exists());
+    std::fs::remove_file(logs.join("x")).unwrap();
+    // Another repository of the same user, which knows nothing of this directory.
+    let (other, aside) = (dir.path().join("other"), dir.path().join("aside"));
+    repository(&other);
+    std::fs::rename(&git_dir, &aside).unwrap();
+    std::fs::write(&git_dir, format!("gitdir: {}\n", other.join(".git").display())).unwrap();
+    refused("a .git file that names another repository");
+    std::fs::File::create(&git_dir).unwrap().set_len(3 << 30).unwrap();
+    refused("a .git file of 3 GiB");
+    std::fs::remove_file(&git_dir).unwrap();
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &git_dir, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    refused("a .git that is a fifo");
+    std::fs::remove_file(&git_dir).unwrap();
+    std::fs::rename(&aside, &git_dir).unwrap();
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x"))).unwrap();
+    let log = std::fs::read_to_string(git_dir.join("logs/refs/heads/x")).unwrap();
+    assert!(log.contains("A B <a@b>"), "{log}");
+    if !testkit::have(testkit::Need::Root) {
+        return;
+    }
+    // Root's repository in a directory that somebody else can rename.
+    std::os::unix::fs::chown(dir.path(), Some(testkit::OTHER_UID), Some(testkit::OTHER_GID)).unwrap();
+    refused("root's repository in somebody's directory");
+}

@@ -2,9 +2,6 @@
 //! that git itself guards theirs: their work tree, index, hooks and filters are never touched.
 
 use std::collections::BTreeSet;
-use std::fs::{File, Metadata};
-use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,9 +9,8 @@ use std::path::{Path, PathBuf};
 use proto::ids::BranchId;
 use proto::path::TreePath;
 use rusqlite::params;
-use rustix::fs::{AtFlags, Gid, OFlags, Uid};
-use rustix::io::Errno;
 
+use crate::base::{REFS_MAX, Repo, has_odd};
 use crate::content::Contents;
 use crate::db::DbError;
 use crate::diff::{DiffError, FastImport, Scratch, changes, in_tree};
@@ -23,7 +19,6 @@ use crate::export::{ExportError, ExportReport, GitRef, no_branch};
 use crate::git::{Git, GitError, UPLOAD_PACK};
 use crate::scan::Layers;
 use crate::store::Store;
-use crate::walk::open_beneath;
 
 /// The same for the other direction: no hook, no command that their configuration names, no work tree.
 const RECEIVE_PACK: &str = "git -c 'safe.directory=*' -c core.hooksPath=/dev/null -c core.fsmonitor=false \
@@ -124,33 +119,41 @@ fn differing(base: &Path, head: &str) -> Result<BTreeSet<TreePath>, GitError> {
 struct Theirs {
     /// As it was named, made absolute.
     repo: PathBuf,
-    /// Where its objects and refs are.
-    common: PathBuf,
+    /// What a git that works in it is started by: as its owner, if that is not who we are. Whoever owns it can make it lead
+    /// anywhere, at any time.
+    prefix: String,
 }
 
 impl Theirs {
     fn find(repo: &Path) -> Result<Self, ExportError> {
         let bad = |problem: String| ExportError::Repo { repo: repo.to_owned(), problem };
         let repo = repo.canonicalize().map_err(|error| bad(error.to_string()))?;
-        let dot_git = repo.join(".git");
-        let git_dir = match std::fs::read_to_string(&dot_git) {
-            Ok(text) => repo.join(text.strip_prefix("gitdir: ").unwrap_or_default().trim_end()),
-            Err(_) if dot_git.is_dir() => dot_git,
-            Err(_) => repo.clone(),
-        };
-        let common = std::fs::read_to_string(git_dir.join("commondir"))
-            .map_or_else(|_| git_dir.clone(), |text| git_dir.join(text.trim_end()));
-        let common = common.canonicalize().map_err(|error| bad(error.to_string()))?;
-        if !common.join("objects").is_dir() || !common.join("refs").is_dir() {
-            return Err(bad("there is none".into()));
+        let found = Repo::at(&repo).ok_or_else(|| bad("there is none".into()))?;
+        if let Some(refused) = found.refused {
+            return Err(bad(refused));
         }
-        Ok(Self { repo, common })
+        // git appends to these.
+        let mut left = REFS_MAX;
+        for dir in [&found.git_dir, &found.common] {
+            if dir.join("logs").symlink_metadata().is_ok_and(|meta| !meta.is_dir())
+                || has_odd(dir.join("logs"), &mut left)
+            {
+                return Err(bad("in its logs is what is neither a file nor a directory".into()));
+            }
+        }
+        let prefix = match owner(&repo, &found.common).map_err(bad)? {
+            Some((uid, gid)) => {
+                format!("setpriv --reuid={uid} --regid={gid} --clear-groups --no-new-privs -- ")
+            }
+            None => String::new(),
+        };
+        Ok(Self { repo, prefix })
     }
 
     /// Makes sure that it has the commit, by asking for it and nothing below it.
     fn has(&self, store: &Store, commit: &str) -> Result<(), ExportError> {
         let probe = Scratch::new(store, if commit.len() == 64 { "sha256" } else { "sha1" })?;
-        let upload = UPLOAD_PACK.replace(
+        let upload = format!("{}{UPLOAD_PACK}", self.prefix).replace(
             " upload-pack",
             " -c uploadpack.allowFilter=true -c uploadpack.allowAnySHA1InWant=true upload-pack",
         );
@@ -173,7 +176,7 @@ impl Theirs {
 
     /// Whether it has a ref of that name.
     fn has_ref(&self, target: &str) -> Result<bool, ExportError> {
-        let upload = format!("--upload-pack={UPLOAD_PACK}");
+        let upload = format!("--upload-pack={}{UPLOAD_PACK}", self.prefix);
         let args: [&std::ffi::OsStr; 5] =
             ["ls-remote".as_ref(), upload.as_ref(), "--".as_ref(), self.repo.as_os_str(), target.as_ref()];
         let list = Git::new().text(&args).map_err(DiffError::from)?;
@@ -183,7 +186,7 @@ impl Theirs {
     fn push(&self, scratch: &Scratch, target: &str, to: &GitRef) -> Result<(), ExportError> {
         // Only if it is still not there.
         let lease = format!("--force-with-lease={target}:");
-        let receive = format!("--receive-pack={RECEIVE_PACK}");
+        let receive = format!("--receive-pack={}{RECEIVE_PACK}", self.prefix);
         let spec = format!("{OURS}:{target}");
         let args: [&std::ffi::OsStr; 8] = [
             "push".as_ref(),
@@ -195,9 +198,12 @@ impl Theirs {
             self.repo.as_os_str(),
             spec.as_ref(),
         ];
-        let pushed = scratch.git().config("push.negotiate", "true").run(&args);
-        self.give_back(target)?;
-        match pushed {
+        // For the line in the ref's log.
+        let (name, address) = to.author.split_once(" <").unwrap_or((&to.author, ""));
+        let git = scratch.git().config("push.negotiate", "true");
+        let git =
+            git.env("GIT_COMMITTER_NAME", name).env("GIT_COMMITTER_EMAIL", address.trim_end_matches('>'));
+        match git.run(&args) {
             Ok(_) => Ok(()),
             Err(GitError::Failed { stderr, .. }) if stderr.contains("checked out") => {
                 Err(ExportError::CheckedOut(to.name.clone()))
@@ -208,41 +214,27 @@ impl Theirs {
             Err(error) => Err(DiffError::from(error).into()),
         }
     }
-
-    /// What root made in somebody's repository becomes theirs, or they could not work on it.
-    fn give_back(&self, target: &str) -> io::Result<()> {
-        let owner = self.common.metadata()?;
-        if !rustix::process::geteuid().is_root() || owner.uid() == 0 {
-            return Ok(());
-        }
-        let common = File::open(&self.common)?;
-        let mut paths: Vec<String> = Vec::new();
-        for top in ["", "logs/"] {
-            paths.extend(target.match_indices('/').map(|(at, _)| format!("{top}{}", &target[..at])));
-            paths.push(format!("{top}{target}"));
-        }
-        paths.push("logs".into());
-        for file in std::fs::read_dir(self.common.join("objects/pack"))?.flatten() {
-            paths.extend(file.file_name().to_str().map(|name| format!("objects/pack/{name}")));
-        }
-        paths.iter().try_for_each(|path| give(&common, path, &owner))
-    }
 }
 
-/// Gives what is root's to `owner`: through no link, since the directory is theirs and could lead to anything of
-/// root's. What is gone or somebody else's stays.
-fn give(common: &File, path: &str, owner: &Metadata) -> io::Result<()> {
-    let Ok(path) = path.parse::<TreePath>() else { return Ok(()) };
-    let fd = match open_beneath(common.as_fd(), &path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC) {
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => return Ok(()),
-        opened => File::from(opened?),
-    };
-    let meta = fd.metadata()?;
-    if meta.uid() != 0 || !(meta.is_dir() || meta.is_file() && meta.nlink() == 1) {
-        return Ok(());
+/// As whom git is to work in a repository; `None`: as who we are. Only root can be another.
+fn owner(repo: &Path, common: &Path) -> Result<Option<(u32, u32)>, String> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
     }
-    let (uid, gid) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
-    Ok(rustix::fs::chownat(&fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?)
+    let common_meta = common.symlink_metadata().map_err(|error| error.to_string())?;
+    if common_meta.uid() != 0 {
+        return Ok(Some((common_meta.uid(), common_meta.gid())));
+    }
+    // Who owns a directory above could put another in its place.
+    for dir in repo.ancestors().chain(common.ancestors()) {
+        let meta = dir.symlink_metadata().map_err(|error| error.to_string())?;
+        let shared = meta.mode() & 0o022 != 0 && meta.mode() & 0o1000 == 0;
+        if meta.uid() != 0 || shared {
+            let dir = dir.display();
+            return Err(format!("it is root's, and {dir}, in which it lies, can be changed by others"));
+        }
+    }
+    Ok(None)
 }
 
 fn lacks(stderr: &str) -> bool {

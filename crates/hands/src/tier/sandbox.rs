@@ -281,7 +281,9 @@ impl Sandbox {
             bwrap.tmpfs("0755", bytes, dir);
             boot.write_paths.push(dir.to_string_lossy().into_owned());
         }
-        let scratch = self.scratch(bytes)?;
+        // Looked for at each boot: tools write them when they fetch.
+        let masks = self.toolchains.masks();
+        let scratch = self.scratch(bytes, !masks.is_empty())?;
         for (n, bind) in self.toolchains.binds.iter().enumerate() {
             let to = bind.to.to_string_lossy().into_owned();
             let copy = match (bind.access, &scratch) {
@@ -305,8 +307,10 @@ impl Sandbox {
             bwrap.ro_bind(&source, &bind.to);
             boot.read_paths.push(to);
         }
-        if let Some(scratch) = scratch.filter(|_| !self.toolchains.files.is_empty()) {
-            self.files(bwrap, scratch)?;
+        let mut files = self.toolchains.files.clone();
+        files.extend(masks);
+        if let Some(scratch) = scratch.filter(|_| !files.is_empty()) {
+            files_in(bwrap, scratch, &files)?;
         }
         for path in &self.config.read_only {
             let (fd, kind) = host(Path::new(path))?;
@@ -318,26 +322,12 @@ impl Sandbox {
     }
 
     /// A tmpfs of its own for what the hand writes over read-only directories, and for generated files.
-    fn scratch(&self, bytes: u64) -> Result<Option<Tmpfs>, PrepareError> {
+    fn scratch(&self, bytes: u64, masks: bool) -> Result<Option<Tmpfs>, PrepareError> {
         let copies = self.toolchains.binds.iter().any(|bind| bind.access == Access::CopyOnWrite);
-        if !copies && self.toolchains.files.is_empty() {
+        if !copies && !masks && self.toolchains.files.is_empty() {
             return Ok(None);
         }
         Tmpfs::new(bytes, &self.anchor).map(Some).map_err(PrepareError::Generated)
-    }
-
-    fn files(&self, bwrap: &mut Bwrap, scratch: Tmpfs) -> Result<(), PrepareError> {
-        let dir = scratch.path().join("files");
-        std::fs::create_dir(&dir).map_err(PrepareError::Generated)?;
-        for (n, (_, content)) in self.toolchains.files.iter().enumerate() {
-            std::fs::write(dir.join(n.to_string()), content).map_err(PrepareError::Generated)?;
-        }
-        let (fd, kind) = clone_tree(&dir).map_err(PrepareError::Generated)?;
-        let source = bwrap.stage(fd, kind);
-        for (n, (to, _)) in self.toolchains.files.iter().enumerate() {
-            bwrap.ro_bind(&source.join(n.to_string()), to);
-        }
-        Ok(())
     }
 
     fn plan(
@@ -380,6 +370,21 @@ impl Sandbox {
         };
         Ok(Prepared { plan, channel, stderr, info, degraded })
     }
+}
+
+/// Shows generated files at their paths.
+fn files_in(bwrap: &mut Bwrap, scratch: Tmpfs, files: &[(PathBuf, Vec<u8>)]) -> Result<(), PrepareError> {
+    let dir = scratch.path().join("files");
+    std::fs::create_dir(&dir).map_err(PrepareError::Generated)?;
+    for (n, (_, content)) in files.iter().enumerate() {
+        std::fs::write(dir.join(n.to_string()), content).map_err(PrepareError::Generated)?;
+    }
+    let (fd, kind) = clone_tree(&dir).map_err(PrepareError::Generated)?;
+    let source = bwrap.stage(fd, kind);
+    for (n, (to, _)) in files.iter().enumerate() {
+        bwrap.ro_bind(&source.join(n.to_string()), to);
+    }
+    Ok(())
 }
 
 fn host(path: &Path) -> Result<(OwnedFd, Kind), PrepareError> {

@@ -32,11 +32,15 @@ pub(crate) async fn freeze(
         let progress = sender.clone();
         // Progress is for people: what a slow client misses does not matter.
         let tell = move |message| drop(progress.try_send(FreezeEvent::Progress { message }));
-        let last = match app.runner.freeze(source, tell).await {
+        // A client that goes away ends it.
+        let frozen = tokio::select! {
+            frozen = app.runner.freeze(source, tell) => frozen,
+            () = sender.closed() => return,
+        };
+        let last = match frozen {
             Ok(base) => FreezeEvent::Done { base },
             Err(error) => FreezeEvent::Failed { error: error.body() },
         };
-        // The client may be gone; the base stays for the next one.
         let _ = sender.send(last).await;
     });
     Ok(events(receiver))

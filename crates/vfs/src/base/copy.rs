@@ -205,22 +205,24 @@ impl Job<'_> {
         dir: Option<&TreePath>,
         made: &mut HashMap<TreePath, DirLook>,
     ) -> Result<Option<OwnedFd>, FreezeError> {
-        let fd = match open_dir(self.root, dir) {
-            Ok(fd) => fd,
-            Err(error) if is_gone(error) => return Ok(None),
-            Err(error) => return Err(unreadable(dir, error.into())),
+        let mut above: Vec<TreePath> = Vec::new();
+        let mut at = dir.cloned();
+        while let Some(dir) = at.take_if(|dir| !made.contains_key(dir)) {
+            at = dir.parent();
+            above.push(dir);
+        }
+        let open = |dir: Option<&TreePath>| match open_dir(self.root, dir) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(error) if is_gone(error) => Ok(None),
+            Err(error) => Err(unreadable(dir, error.into())),
         };
-        let Some(dir) = dir else { return Ok(Some(fd)) };
-        if made.contains_key(dir) {
-            return Ok(Some(fd));
+        while let Some(dir) = above.pop() {
+            let Some(fd) = open(Some(&dir))? else { return Ok(None) };
+            let stat = rustix::fs::fstat(&fd).map_err(|error| unreadable(Some(&dir), error.into()))?;
+            self.make_dir(&dir)?;
+            made.insert(dir, self.look(&stat));
         }
-        if self.make_dirs(dir.parent().as_ref(), made)?.is_none() {
-            return Ok(None);
-        }
-        let stat = rustix::fs::fstat(&fd).map_err(|error| unreadable(Some(dir), error.into()))?;
-        self.make_dir(dir)?;
-        made.insert(dir.clone(), self.look(&stat));
-        Ok(Some(fd))
+        open(dir)
     }
 
     fn make_dir(&self, dir: &TreePath) -> Result<(), FreezeError> {

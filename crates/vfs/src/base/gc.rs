@@ -56,31 +56,75 @@ pub(super) fn mirror_key(base: &BaseId) -> String {
     format!("mirror:{base}")
 }
 
+/// A base that no branch stands on.
+struct Unused {
+    base: BaseId,
+    /// That stood on it, its own among them.
+    layers: Vec<LayerId>,
+    bytes: u64,
+    /// When it, or a branch on it, was made or dropped last.
+    used_ms: u64,
+    /// No user's branch stood on it.
+    of_verifies: bool,
+}
+
 impl Store {
     /// Removes the bases that no branch stands on, except those that were handed out within the last seconds, and the
     /// mirrors that no base came from. Branches that were dropped don't count: with the base their rows go too, and
     /// they can't be brought back; the audit keeps what it says of them.
     pub fn base_gc(&self) -> Result<GcReport, GcError> {
-        // Rows first: a base with a row is whole. A crash in between leaves directories, which the sweep removes.
-        let unused = self.inner.db.write(|tx| -> Result<_, DbError> {
-            let unused = self.unused(tx)?;
-            for (base, layers) in &unused {
-                forget(tx, base, layers)?;
+        self.remove_bases(|_| true, true)
+    }
+
+    /// Removes bases that no branch stands on and that nothing was done with for `idle_ms_max`; and, as long as those that are
+    /// left have more than `bytes_max` together, those that only verifies used, the longest unused one first and never the
+    /// last one. 0 is no bound. What a user's dropped branch stood on is removed for its age alone, as the branch can be had
+    /// again until then.
+    pub fn collect_bases(&self, idle_ms_max: u64, bytes_max: u64) -> Result<GcReport, GcError> {
+        let now_ms = self.inner.options.clock.now_ms();
+        let (mut kept, mut bytes) = (0, 0u64);
+        let wanted = |unused: &Unused| {
+            let old = idle_ms_max != 0 && now_ms.saturating_sub(unused.used_ms) > idle_ms_max;
+            let much = bytes_max != 0 && bytes.saturating_add(unused.bytes) > bytes_max;
+            if old || (much && unused.of_verifies && kept > 0) {
+                return true;
             }
-            if !unused.is_empty() {
+            kept += 1;
+            bytes = bytes.saturating_add(unused.bytes);
+            false
+        };
+        self.remove_bases(wanted, false)
+    }
+
+    /// Removes the unused bases that are `wanted` away; they are asked for from the one used last.
+    fn remove_bases(&self, wanted: impl FnMut(&Unused) -> bool, surveys: bool) -> Result<GcReport, GcError> {
+        // Rows first: a base with a row is whole. A crash in between leaves directories, which the sweep removes.
+        let gone = self.inner.db.write(|tx| -> Result<_, DbError> {
+            let mut gone = self.unused(tx)?;
+            gone.sort_by(|a, b| b.used_ms.cmp(&a.used_ms).then_with(|| a.base.cmp(&b.base)));
+            let mut wanted = wanted;
+            gone.retain(|unused| wanted(unused));
+            for unused in &gone {
+                forget(tx, &unused.base, &unused.layers)?;
+            }
+            // They tell what need not be read again, also for a base that comes back: only for a user it is time to tidy up.
+            if surveys && !gone.is_empty() {
                 tx.execute("DELETE FROM meta WHERE key GLOB ?1", [format!("{SURVEY_KEY}*")])?;
             }
-            Ok(unused)
+            Ok(gone)
         })?;
         let mut report = GcReport::default();
-        for (base, layers) in unused {
+        let some = !gone.is_empty();
+        for Unused { base, layers, .. } in gone {
             for layer in &layers {
                 report.bytes += remove(&self.inner.layout.base(layer))?;
                 report.bytes += remove(&self.inner.layout.layer(layer))?;
             }
             report.removed.push(base);
         }
-        report.bytes += self.remove_mirrors()?;
+        if some || surveys {
+            report.bytes += self.remove_mirrors()?;
+        }
         Ok(report)
     }
 
@@ -109,27 +153,31 @@ impl Store {
         Ok(())
     }
 
-    /// Bases without a live branch, each with the layers that stood on it.
-    fn unused(&self, tx: &Transaction<'_>) -> Result<Vec<(BaseId, Vec<LayerId>)>, DbError> {
+    /// Bases without a live branch.
+    fn unused(&self, tx: &Transaction<'_>) -> Result<Vec<Unused>, DbError> {
         let now_ms = self.inner.options.clock.now_ms();
         let mut statement = tx.prepare_cached(
-            "SELECT id FROM bases WHERE NOT EXISTS
+            "SELECT id, bytes, max(created_ms, coalesce((SELECT max(max(created_ms, dropped_ms)) FROM branches WHERE base = bases.id), 0))
+             FROM bases WHERE NOT EXISTS
                  (SELECT 1 FROM branches WHERE branches.base = bases.id AND dropped_ms IS NULL)",
         )?;
-        let ids = statement.query_map([], |row| row.get::<_, String>(0))?;
+        let rows = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?, row.get(2)?)))?;
         let mut out = Vec::new();
-        for id in ids {
-            let id: BaseId = id?.parse().map_err(damaged)?;
-            if let Some(since_ms) = self.inner.leases.get(&id, now_ms)
-                && !has_been_used(tx, &id, since_ms)?
+        for row in rows {
+            let (id, bytes, used_ms): (String, i64, i64) = row?;
+            let base: BaseId = id.parse().map_err(damaged)?;
+            if let Some(since_ms) = self.inner.leases.get(&base, now_ms)
+                && !has_been_used(tx, &base, since_ms)?
             {
                 continue;
             }
             let mut layers = tx.prepare_cached("SELECT id FROM layers WHERE base = ?1")?;
-            let layers = layers.query_map([id.as_str()], |row| row.get::<_, String>(0))?;
+            let layers = layers.query_map([base.as_str()], |row| row.get::<_, String>(0))?;
             let layers: Result<Vec<LayerId>, DbError> =
                 layers.map(|id| id?.parse().map_err(damaged)).collect();
-            out.push((id, layers?));
+            let of_verifies = is_of_verifies(tx, &base)?;
+            let (bytes, used_ms) = (bytes.cast_unsigned(), used_ms.cast_unsigned());
+            out.push(Unused { base, layers: layers?, bytes, used_ms, of_verifies });
         }
         Ok(out)
     }
@@ -179,6 +227,14 @@ fn damaged(error: proto::ids::IdError) -> DbError {
 fn has_been_used(tx: &Transaction<'_>, base: &BaseId, since_ms: u64) -> Result<bool, DbError> {
     let sql = "SELECT EXISTS (SELECT 1 FROM branches WHERE base = ?1 AND created_ms >= ?2)";
     Ok(tx.query_row(sql, params![base.as_str(), since_ms.cast_signed()], |row| row.get(0))?)
+}
+
+/// Whether branches were made on the base, and each was dropped by the verify that it was made for.
+fn is_of_verifies(tx: &Transaction<'_>, base: &BaseId) -> Result<bool, DbError> {
+    let sql = "SELECT count(*) > 0 AND count(*) = coalesce(sum(EXISTS (SELECT 1 FROM audit
+                   WHERE audit.branch = branches.id AND op = 'drop' AND actor GLOB 'verify:*')), 0)
+               FROM branches WHERE base = ?1";
+    Ok(tx.query_row(sql, [base.as_str()], |row| row.get(0))?)
 }
 
 fn forget(tx: &Transaction<'_>, base: &BaseId, layers: &[LayerId]) -> Result<(), DbError> {

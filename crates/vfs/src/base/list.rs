@@ -13,8 +13,12 @@ use super::copy::{is_gone, open_dir};
 use super::dotgit::{Head, copy_state, write_bare_minimum};
 use super::repo::{Repo, is_plain_file};
 use super::{Cancel, Draft, FreezeError, shown};
-use crate::git::{Git, user_excludes};
+use crate::git::{Git, GitError, user_excludes};
 
+/// Largest index of a repository that is read: of some million files.
+const INDEX_BYTES_MAX: u64 = 512 << 20;
+/// How often a guard looks whether a freeze was cancelled.
+const GUARD_EVERY: std::time::Duration = std::time::Duration::from_millis(20);
 /// Submodules in submodules, and so on.
 const NESTED_MAX: usize = 16;
 
@@ -127,7 +131,9 @@ impl Nested<'_> {
                 closed.borrow_mut().get_or_insert_with(|| name.split('\'').next().unwrap_or(name).to_owned());
             }
         };
-        let others = git.run_with(&["ls-files", "-z", "--others", "--exclude-standard"], &[], &hear)?;
+        let others = self.guarded(dir, git, |git| {
+            git.run_with(&["ls-files", "-z", "--others", "--exclude-standard"], &[], &hear)
+        })?;
         if let Some(name) = closed.into_inner() {
             let source = std::io::ErrorKind::PermissionDenied.into();
             return Err(FreezeError::Read { path: shown(&work_tree.join(name)), source });
@@ -146,6 +152,42 @@ impl Nested<'_> {
         Ok(())
     }
 
+    /// Runs a git that reads `.gitignore` files, and ends it when one of them is a fifo, at which it would wait for ever.
+    fn guarded<T>(
+        &self,
+        dir: Option<&TreePath>,
+        git: Git,
+        run: impl FnOnce(&Git) -> Result<T, GitError>,
+    ) -> Result<T, FreezeError> {
+        let (stop, over) = (Cancel::default(), Cancel::default());
+        std::thread::scope(|scope| {
+            let looking = scope.spawn(|| {
+                let odd = odd_rules(self.root, dir, &[&over, &self.draft.cancel]);
+                if odd.is_some() {
+                    stop.cancel();
+                }
+                while !over.is_cancelled() && !self.draft.cancel.is_cancelled() {
+                    std::thread::park_timeout(GUARD_EVERY);
+                }
+                if self.draft.cancel.is_cancelled() {
+                    stop.cancel();
+                }
+                odd
+            });
+            let done = run(&git.until(&stop));
+            over.cancel();
+            looking.thread().unpark();
+            match (done, looking.join().ok().flatten()) {
+                (Ok(done), _) => Ok(done),
+                (Err(_), Some(odd)) => {
+                    let source = std::io::Error::other("it is a fifo or a device");
+                    Err(FreezeError::Read { path: shown(&self.top.join(odd.as_path())), source })
+                }
+                (Err(error), None) => Err(error.into()),
+            }
+        })
+    }
+
     fn nested(&mut self, path: TreePath, depth: usize) -> Result<(), FreezeError> {
         self.out.paths.insert(path.clone());
         // A submodule that is not checked out is an empty directory; a link is not entered.
@@ -159,6 +201,45 @@ impl Nested<'_> {
         self.out.nested.push(path.to_string());
         self.repo(Some(&path), &git_dir, depth)
     }
+}
+
+/// A `.gitignore` below `dir` that can't be read like a file.
+fn odd_rules(root: BorrowedFd<'_>, dir: Option<&TreePath>, ends: &[&Cancel]) -> Option<TreePath> {
+    let mut todo: Vec<Option<TreePath>> = vec![dir.cloned()];
+    while let Some(dir) = todo.pop() {
+        if ends.iter().any(|end| end.is_cancelled()) {
+            return None;
+        }
+        // What can't be looked at is told by who is to read it.
+        let Some(entries) = open_dir(root, dir.as_ref()).ok().and_then(|fd| Dir::new(fd).ok()) else {
+            continue;
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_bytes();
+            let path = match &dir {
+                Some(dir) => dir.join(name),
+                None => TreePath::new(name),
+            };
+            // Also `.` and `..`, which are no paths.
+            let Ok(path) = path else { continue };
+            match entry.file_type() {
+                FileType::Directory => todo.push(Some(path)),
+                FileType::Fifo | FileType::CharacterDevice | FileType::BlockDevice
+                    if name == b".gitignore" =>
+                {
+                    return Some(path);
+                }
+                FileType::Fifo
+                | FileType::CharacterDevice
+                | FileType::BlockDevice
+                | FileType::RegularFile
+                | FileType::Symlink
+                | FileType::Socket
+                | FileType::Unknown => {}
+            }
+        }
+    }
+    None
 }
 
 /// A git directory of ours that knows what `repo` tracks and excludes, and has no history.
@@ -180,6 +261,10 @@ pub(super) fn take_index(repo: &Repo, git_dir: &Path) -> Result<(), FreezeError>
             let name = entry.file_name();
             let is_index = name == "index" || name.as_bytes().starts_with(b"sharedindex.");
             if is_index && is_plain_file(&entry.path()) {
+                if entry.metadata()?.len() > INDEX_BYTES_MAX {
+                    let most = INDEX_BYTES_MAX >> 20;
+                    return Err(std::io::Error::other(format!("its index is larger than {most} MiB")));
+                }
                 std::fs::copy(entry.path(), git_dir.join(name))?;
             }
         }

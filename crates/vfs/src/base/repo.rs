@@ -11,19 +11,21 @@ use crate::git::Git;
 
 /// Largest small file of a git directory that is read (`HEAD`, `commondir`, a `.git` file).
 const SMALL_BYTES_MAX: u64 = 64 * 1024;
+/// Largest configuration of a repository that is read.
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
 /// Refs that are looked at for links that lead outside.
-const REFS_MAX: usize = 200_000;
+pub(crate) const REFS_MAX: usize = 200_000;
 
 /// A repository as it was found.
-pub(super) struct Repo {
+pub(crate) struct Repo {
     /// The top of its work tree; `None`: bare.
-    pub(super) top: Option<PathBuf>,
+    pub(crate) top: Option<PathBuf>,
     /// Its git directory: `HEAD` and `index` are here.
-    pub(super) git_dir: PathBuf,
+    pub(crate) git_dir: PathBuf,
     /// The git directory that it shares with its linked worktrees: objects, refs and configuration are here.
-    pub(super) common: PathBuf,
+    pub(crate) common: PathBuf,
     /// Why its history must not be read, if so.
-    pub(super) refused: Option<String>,
+    pub(crate) refused: Option<String>,
 }
 
 impl Repo {
@@ -33,7 +35,7 @@ impl Repo {
     }
 
     /// The repository with its top at `dir`, or the bare one at `dir`.
-    pub(super) fn at(dir: &Path) -> Option<Repo> {
+    pub(crate) fn at(dir: &Path) -> Option<Repo> {
         let dot_git = dir.join(".git");
         let found = |git_dir: PathBuf, common: PathBuf| {
             let refused = leads_outside(&git_dir, &common);
@@ -77,7 +79,7 @@ impl Repo {
     pub(super) fn settings(&self) -> Vec<(String, String)> {
         let mut out = Vec::new();
         for file in [self.common.join("config"), self.git_dir.join("config.worktree")] {
-            if !is_plain_file(&file) {
+            if !is_config(&file) {
                 continue;
             }
             let args = ["config", "-z", "--no-includes", "--list", "--file"].map(std::ffi::OsStr::new);
@@ -150,6 +152,9 @@ fn linked(top: &Path, dot_git: &Path) -> Result<(PathBuf, PathBuf), String> {
 
 fn core_worktree(git_dir: &Path) -> Option<PathBuf> {
     let file = git_dir.join("config");
+    if !is_config(&file) {
+        return None;
+    }
     let args = ["config", "--no-includes", "--get", "core.worktree", "--file"].map(std::ffi::OsStr::new);
     let args: Vec<_> = args.into_iter().chain([file.as_os_str()]).collect();
     let value = Git::new().ask(&args).ok()??;
@@ -175,8 +180,8 @@ fn leads_outside(git_dir: &Path, common: &Path) -> Option<String> {
     ];
     for name in names {
         for dir in [git_dir, common] {
-            if dir.join(name).symlink_metadata().is_ok_and(|meta| meta.is_symlink()) {
-                return Some(format!("`{name}` in its git directory is a symbolic link"));
+            if dir.join(name).symlink_metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
+                return Some(format!("`{name}` in its git directory is neither a file nor a directory"));
             }
         }
     }
@@ -186,9 +191,11 @@ fn leads_outside(git_dir: &Path, common: &Path) -> Option<String> {
         }
     }
     let mut left = REFS_MAX;
-    for dir in [common.join("refs"), git_dir.join("refs"), common.join("objects/pack")] {
-        if has_link(&dir, &mut left) {
-            return Some(format!("there is a symbolic link below {}", super::shown(&dir)));
+    for dir in
+        [common.join("refs"), git_dir.join("refs"), common.join("objects/pack"), common.join("objects/info")]
+    {
+        if has_odd(dir.clone(), &mut left) {
+            return Some(format!("below {} is what is neither a file nor a directory", super::shown(&dir)));
         }
     }
     // Loose objects: a linked directory or file would be read like any other.
@@ -199,18 +206,36 @@ fn leads_outside(git_dir: &Path, common: &Path) -> Option<String> {
         .then(|| "there is a symbolic link in the objects of its git directory".into())
 }
 
-fn has_link(dir: &Path, left: &mut usize) -> bool {
-    let Ok(entries) = std::fs::read_dir(dir) else { return false };
-    for entry in entries.flatten() {
-        *left = left.saturating_sub(1);
-        match entry.file_type() {
-            _ if *left == 0 => return true,
-            Ok(kind) if kind.is_symlink() => return true,
-            Ok(kind) if kind.is_dir() && has_link(&entry.path(), left) => return true,
-            Ok(_) | Err(_) => {}
+/// Whether something below `dir` is a link, a fifo or the like, or can't be looked at.
+pub(crate) fn has_odd(dir: PathBuf, left: &mut usize) -> bool {
+    let mut todo = vec![dir];
+    while let Some(dir) = todo.pop() {
+        let entries = match std::fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                continue;
+            }
+            Err(_) => return true,
+        };
+        for entry in entries {
+            let Ok((path, kind)) = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?))) else {
+                return true;
+            };
+            *left = left.saturating_sub(1);
+            if *left == 0 || !(kind.is_dir() || kind.is_file()) {
+                return true;
+            }
+            if kind.is_dir() {
+                todo.push(path);
+            }
         }
     }
     false
+}
+
+/// Whether git can be given the file to read as configuration.
+fn is_config(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= CONFIG_BYTES_MAX)
 }
 
 pub(super) fn is_plain_file(path: &Path) -> bool {

@@ -63,8 +63,7 @@ pub(super) fn seal(
     cancel: &Cancel,
 ) -> Result<Sealed, FreezeError> {
     let walk = Walk { root, how, owner, cancel };
-    let found = super::on_threads(|| walk.dir(None))?;
-    walk.finish_dir(root, None).map_err(FreezeError::Store)?;
+    let found = super::on_threads(|| walk.all())?;
     let lfs_pointers = found.iter().filter(|found| found.lfs).count() as u64;
     let mut entries: Vec<_> = found.into_iter().map(|found| (found.path, found.entry)).collect();
     entries.sort_unstable_by(|a, b| a.0.cmp(&b.0));
@@ -78,32 +77,57 @@ struct Found {
 }
 
 impl Walk<'_> {
-    fn dir(&self, dir: Option<&TreePath>) -> Result<Vec<Found>, FreezeError> {
-        let at = dir.map_or_else(|| self.root.to_owned(), |dir| self.root.join(dir.as_path()));
-        let names: Vec<_> = std::fs::read_dir(&at)
-            .and_then(Iterator::collect::<io::Result<Vec<std::fs::DirEntry>>>)
-            .map_err(FreezeError::Store)?;
-        let found: Result<Vec<Vec<Found>>, FreezeError> = names
-            .par_iter()
-            .map(|entry| {
-                let name = entry.file_name();
-                let path = match dir {
-                    Some(dir) => dir.join(name.as_bytes())?,
-                    None => TreePath::new(name.as_bytes())?,
-                };
-                let kind = entry.file_type().map_err(FreezeError::Store)?;
-                if kind.is_dir() { self.subdir(&entry.path(), path) } else { self.leaf(&entry.path(), path) }
-            })
-            .collect();
-        Ok(found?.into_iter().flatten().collect())
+    /// Level by level: a source may be nested deeper than a stack takes.
+    fn all(&self) -> Result<Vec<Found>, FreezeError> {
+        let (mut found, mut dirs) = (Vec::new(), Vec::new());
+        let mut level: Vec<Option<TreePath>> = vec![None];
+        while !level.is_empty() {
+            let listed: Result<Vec<_>, FreezeError> =
+                level.par_iter().map(|dir| self.dir(dir.as_ref())).collect();
+            dirs.append(&mut level);
+            for (mut leaves, below) in listed? {
+                found.append(&mut leaves);
+                level.extend(below.into_iter().map(Some));
+            }
+        }
+        // What is finished may have lost the right to be written in.
+        let finished: Result<Vec<_>, FreezeError> =
+            dirs.into_par_iter().rev().map(|dir| self.finish(dir)).collect();
+        found.extend(finished?.into_iter().flatten());
+        Ok(found)
     }
 
-    fn subdir(&self, at: &Path, path: TreePath) -> Result<Vec<Found>, FreezeError> {
-        let mut found = self.dir(Some(&path))?;
-        let meta = self.finish_dir(at, Some(&path)).map_err(FreezeError::Store)?;
-        let entry = self.entry(&path, &meta, Kind::Dir, None);
-        found.push(Found { path, entry, lfs: false });
-        Ok(found)
+    /// The files in a directory, and the directories in it.
+    fn dir(&self, dir: Option<&TreePath>) -> Result<(Vec<Found>, Vec<TreePath>), FreezeError> {
+        let names: Vec<_> = std::fs::read_dir(self.at(dir))
+            .and_then(Iterator::collect::<io::Result<Vec<std::fs::DirEntry>>>)
+            .map_err(FreezeError::Store)?;
+        let mut below = Vec::new();
+        let mut leaves = Vec::new();
+        for entry in names {
+            let name = entry.file_name();
+            let path = match dir {
+                Some(dir) => dir.join(name.as_bytes())?,
+                None => TreePath::new(name.as_bytes())?,
+            };
+            let is_dir = entry.file_type().map_err(FreezeError::Store)?.is_dir();
+            if is_dir { below.push(path) } else { leaves.push((entry.path(), path)) }
+        }
+        let found: Result<Vec<Found>, FreezeError> =
+            leaves.into_par_iter().map(|(at, path)| self.leaf(&at, path)).collect();
+        Ok((found?, below))
+    }
+
+    fn at(&self, dir: Option<&TreePath>) -> std::path::PathBuf {
+        dir.map_or_else(|| self.root.to_owned(), |dir| self.root.join(dir.as_path()))
+    }
+
+    fn finish(&self, dir: Option<TreePath>) -> Result<Option<Found>, FreezeError> {
+        let meta = self.finish_dir(&self.at(dir.as_ref()), dir.as_ref()).map_err(FreezeError::Store)?;
+        Ok(dir.map(|path| {
+            let entry = self.entry(&path, &meta, Kind::Dir, None);
+            Found { path, entry, lfs: false }
+        }))
     }
 
     fn finish_dir(&self, at: &Path, path: Option<&TreePath>) -> io::Result<Metadata> {
@@ -119,7 +143,7 @@ impl Walk<'_> {
         std::fs::symlink_metadata(at)
     }
 
-    fn leaf(&self, at: &Path, path: TreePath) -> Result<Vec<Found>, FreezeError> {
+    fn leaf(&self, at: &Path, path: TreePath) -> Result<Found, FreezeError> {
         let one = || -> io::Result<Found> {
             self.cancel.check()?;
             self.own(at)?;
@@ -145,7 +169,7 @@ impl Walk<'_> {
             let lfs = lfs && class == Class::Tree;
             Ok(Found { entry: self.entry(&path, &meta, Kind::File, Some(hash)), path, lfs })
         };
-        Ok(vec![one().map_err(FreezeError::Store)?])
+        one().map_err(FreezeError::Store)
     }
 
     fn own(&self, at: &Path) -> io::Result<()> {

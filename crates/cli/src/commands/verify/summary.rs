@@ -151,3 +151,34 @@ pub(in crate::commands) fn weaknesses(confinement: &Confinement) -> Vec<(&'stati
     let degraded = confinement.degraded.iter().map(|degraded| ("degraded:", one_line(degraded)));
     limits.into_iter().chain(degraded).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::verify::LimitInForce;
+
+    #[test]
+    fn what_is_not_enforced_is_named_as_people_give_it() {
+        let limit = |name: &str, by: Option<&str>| LimitInForce {
+            name: name.into(),
+            value: 1,
+            enforced_by: by.map(str::to_owned),
+        };
+        let mut confinement = Confinement {
+            tier: "sandbox".into(),
+            policy_digest: String::new(),
+            limits: vec![
+                limit("memory_bytes_max", None),
+                limit("pids_max", Some("x")),
+                limit("cpu_milli", None),
+            ],
+            self_test: Vec::new(),
+            degraded: vec!["landlock".into()],
+        };
+        let want =
+            [("not enforced on this host:", "memory, cpus".to_owned()), ("degraded:", "landlock".to_owned())];
+        assert_eq!(weaknesses(&confinement), want);
+        (confinement.limits, confinement.degraded) = (vec![limit("pids_max", Some("x"))], Vec::new());
+        assert_eq!(weaknesses(&confinement), []);
+    }
+}

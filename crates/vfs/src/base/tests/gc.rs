@@ -5,6 +5,7 @@ use rusqlite::params;
 use testkit::{GitRepo, Need, have};
 
 use super::*;
+use crate::Actor;
 
 fn count(dir: &Path) -> usize {
     std::fs::read_dir(dir).unwrap().count()
@@ -57,6 +58,47 @@ fn what_no_branch_stands_on_is_removed() {
     assert!(f.store.base(&git.id).is_err());
     assert!(f.entries(&used).len() == 1);
     assert_eq!(f.git(repo.path(), "HEAD").unwrap().tree, git.tree);
+}
+
+#[test]
+fn bases_are_collected_by_age_and_size_and_never_one_that_somebody_may_want() {
+    let f = Fixture::new();
+    let day = 24 * 60 * 60 * 1000;
+    let base = |name: &str| f.store.freeze_files(&[inline(name, &"x".repeat(1000))]).unwrap();
+    let verified = |name: &str| {
+        let made = base(name);
+        let verify = Actor::verify(&proto::ids::VerifyId::from_random([name.as_bytes()[0]; 10]));
+        let branch = f.store.create_branch(&made.id, None, &verify).unwrap();
+        f.store.drop_branch(&branch.id, &verify).unwrap();
+        f.clock.0.fetch_add(60_000, Ordering::Relaxed);
+        made.id
+    };
+    let user = Actor::cli(0);
+    let (used, dropped, frozen) = (base("used"), base("dropped"), base("frozen"));
+    f.store.create_branch(&used.id, Some("mine"), &user).unwrap();
+    let branch = f.store.create_branch(&dropped.id, None, &user).unwrap();
+    f.store.drop_branch(&branch.id, &user).unwrap();
+    f.clock.0.fetch_add(60_000, Ordering::Relaxed);
+    let (first, second, third) = (verified("a"), verified("b"), verified("c"));
+    let collect = |idle_ms_max, bytes_max| f.store.collect_bases(idle_ms_max, bytes_max).unwrap().removed;
+    assert_eq!(collect(0, 0), []);
+    assert_eq!(collect(day, 5000), []);
+    // Five of 1,000 bytes are unused; the one that was used longest ago goes first.
+    assert_eq!(collect(day, 1999), [second, first]);
+    // What users made or dropped is not taken for its size, nor is the last one of all.
+    assert_eq!(collect(day, 1), []);
+    // A second look at an old base makes it young again.
+    f.clock.0.fetch_add(day / 2, Ordering::Relaxed);
+    assert_eq!(verified("c"), third);
+    f.clock.0.fetch_add(day / 2 + 60_000, Ordering::Relaxed);
+    let mut gone = collect(day, 0);
+    gone.sort();
+    let mut want = vec![dropped.id, frozen.id];
+    want.sort();
+    assert_eq!(gone, want);
+    f.clock.0.fetch_add(day, Ordering::Relaxed);
+    assert_eq!(collect(day, 0), [third]);
+    assert_eq!(f.store.bases().unwrap().into_iter().map(|base| base.id).collect::<Vec<_>>(), [used.id]);
 }
 
 #[test]

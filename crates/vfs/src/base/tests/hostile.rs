@@ -254,3 +254,46 @@ fn what_an_index_places_in_a_git_directory_is_not_copied() {
         assert_eq!(f.files(&base), [".gitattributes", "a"], "{name}");
     }
 }
+
+#[test]
+fn a_fifo_in_place_of_a_file_that_git_reads_hangs_nothing() {
+    if !have(Need::Git) {
+        return;
+    }
+    let fifo = |at: &Path| {
+        let _ = std::fs::remove_file(at);
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, at, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    };
+    let since = std::time::Instant::now();
+    for name in [".gitignore", "d/.gitignore"] {
+        let (f, repo) = (Fixture::new(), GitRepo::new());
+        repo.file("a", "a").file("d/b", "b").commit("one");
+        fifo(&repo.path().join(name));
+        let error = f.try_dir(repo.path(), false).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    for name in
+        ["config", "HEAD", "packed-refs", "index", "info/exclude", "refs/heads/x", "objects/info/alternates"]
+    {
+        let (f, repo) = (Fixture::new(), GitRepo::new());
+        repo.file("a", "a").commit("one");
+        std::fs::create_dir_all(repo.path().join(".git/info")).unwrap();
+        fifo(&repo.path().join(".git").join(name));
+        // The files are taken, with the history or without it, or it is refused.
+        let _ = f.try_dir(repo.path(), false);
+        let _ = f.git(repo.path(), "HEAD");
+    }
+    assert!(since.elapsed() < std::time::Duration::from_secs(60), "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_source_that_is_nested_as_deep_as_can_be_is_taken() {
+    let f = Fixture::new();
+    let dir = testkit::temp_dir("deep");
+    let depth = (proto::path::PATH_BYTES_MAX - 1) / 2;
+    std::fs::create_dir_all(dir.path().join("d/".repeat(depth - 1))).unwrap();
+    std::fs::write(dir.path().join("d/".repeat(depth - 1)).join("f"), "deep").unwrap();
+    let base = f.dir(dir.path());
+    assert_eq!(f.files(&base).len(), 1);
+}
