@@ -52,8 +52,21 @@ impl Store {
         if !self.inner.live.release(branch) {
             return Err(DropError::InUse(branch.clone()));
         }
+        let layers = self.making_room(|| self.record_drop(branch, actor))?;
+        self.inner.live.step("drop: recorded");
+        self.inner.live.unscanned().remove(branch);
+        self.discard(&self.inner.layout.branch(branch), branch.as_str());
+        self.inner.live.step("drop: directory");
+        self.making_room(|| self.forget_entries(&layers.open))?;
+        if let Some(below) = layers.lower.first() {
+            self.making_room(|| self.release_layers(below))?;
+        }
+        Ok(())
+    }
+
+    fn record_drop(&self, branch: &BranchId, actor: &Actor) -> Result<Layers, DropError> {
         let now_ms = self.inner.options.clock.now_ms();
-        let layers = self.inner.db.write(|tx| -> Result<Layers, DropError> {
+        self.inner.db.write(|tx| {
             let layers = Layers::of(tx, branch)?.ok_or_else(|| DropError::NoBranch(branch.clone()))?;
             let name: Option<String> = tx
                 .query_row("SELECT name FROM branches WHERE id = ?1", [branch.as_str()], |row| row.get(0))
@@ -71,16 +84,7 @@ impl Store {
             )
             .map_err(DbError::from)?;
             Ok(layers)
-        })?;
-        self.inner.live.step("drop: recorded");
-        self.inner.live.unscanned().remove(branch);
-        self.discard(&self.inner.layout.branch(branch), branch.as_str());
-        self.inner.live.step("drop: directory");
-        self.forget_entries(&layers.open)?;
-        if let Some(below) = layers.lower.first() {
-            self.release_layers(below)?;
-        }
-        Ok(())
+        })
     }
 
     /// Takes a directory out of its place at once, and removes it in the background.
