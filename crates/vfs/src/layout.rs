@@ -1,8 +1,8 @@
 //! Where everything lies in the state directory. Makes the directories; knows nothing of their content.
 
-use std::fs::{DirBuilder, Permissions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use proto::ids::{BranchId, LayerId};
@@ -18,8 +18,16 @@ pub fn is_foreign(dir: &Path) -> bool {
     foreign(dir).unwrap_or(false)
 }
 
+/// The file that says whose directory this is, and what it says.
+const MARKER: (&str, &str) = (
+    "tendon.state",
+    "This is a state directory of tendon, version 1. What tendon does not know in it, it removes.\n",
+);
+
+/// It is ours by its marker, or by what only we have; a file that anybody could have says nothing.
 fn foreign(root: &Path) -> io::Result<bool> {
-    if root.join("lock").exists() {
+    let marked = std::fs::read(root.join(MARKER.0)).is_ok_and(|text| text == MARKER.1.as_bytes());
+    if marked || (root.join("tendon.db").exists() && root.join("audit.key").exists()) {
         return Ok(false);
     }
     std::fs::read_dir(root)?.try_fold(false, |foreign, entry| {
@@ -40,6 +48,39 @@ impl Layout {
     /// system of its own has a directory for what is found.
     pub(crate) fn is_foreign(&self) -> io::Result<bool> {
         foreign(&self.root)
+    }
+
+    /// Takes the directory over: nobody else's, closed to all others, and marked.
+    pub(crate) fn claim(&self) -> io::Result<()> {
+        let meta = self.root.symlink_metadata()?;
+        if meta.uid() != rustix::process::geteuid().as_raw() {
+            let why = format!("it belongs to the user {}", meta.uid());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        if meta.permissions().mode() & 0o077 != 0 {
+            std::fs::set_permissions(&self.root, Permissions::from_mode(0o700))?;
+        }
+        let marker = self.root.join(MARKER.0);
+        if std::fs::read(&marker).is_ok_and(|text| text == MARKER.1.as_bytes()) {
+            return Ok(());
+        }
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(marker)?;
+        file.write_all(MARKER.1.as_bytes())?;
+        file.sync_all()?;
+        File::open(&self.root)?.sync_all()
+    }
+
+    /// Whether there has been a database: its key is made after it, and no file of a branch before it.
+    pub(crate) fn is_used(&self) -> io::Result<bool> {
+        if self.audit_key().exists() {
+            return Ok(true);
+        }
+        for name in ["bases", "layers", "branches"] {
+            if std::fs::read_dir(self.root.join(name))?.next().is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Makes the directories that are missing. Nobody but the owner can read them.
