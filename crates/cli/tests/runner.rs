@@ -365,6 +365,10 @@ fn no_state_directory_is_made_of_a_directory_in_use() {
         // A file that others have, too, makes it none.
         std::fs::write(tendon.state().join("lock"), "").unwrap();
     }
+    // Nor does a file of the name of ours make it one.
+    std::fs::write(tendon.state().join("lock"), "").unwrap();
+    tendon.run(&["branch", "list"]).expect(2).says("is not a state directory of tendon, and not empty");
+    assert!(precious.exists());
     // An empty one may be anybody's to read; what is made in it is not.
     std::fs::remove_dir_all(tendon.state()).unwrap();
     std::fs::create_dir(tendon.state()).unwrap();

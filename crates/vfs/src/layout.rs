@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 use proto::ids::{BranchId, LayerId};
 
+/// What lies in it from the start.
+const DIRS: [&str; 8] = ["run", "blobs", "bases", "layers", "branches", "mirrors", "logs", "tmp"];
+
 /// The paths of a state directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
@@ -32,7 +35,8 @@ fn foreign(root: &Path) -> io::Result<bool> {
     }
     std::fs::read_dir(root)?.try_fold(false, |foreign, entry| {
         let name = entry?.file_name();
-        Ok(foreign || (name != "logs" && name != "lost+found"))
+        // A marker that a killed start did not finish says as little as none.
+        Ok(foreign || (name != "logs" && name != "lost+found" && name != MARKER.0))
     })
 }
 
@@ -85,7 +89,7 @@ impl Layout {
 
     /// Makes the directories that are missing. Nobody but the owner can read them.
     pub(crate) fn make_dirs(&self) -> io::Result<()> {
-        for name in ["run", "blobs", "bases", "layers", "branches", "mirrors", "logs", "tmp"] {
+        for name in DIRS {
             let path = self.root.join(name);
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
@@ -143,5 +147,41 @@ impl Layout {
     /// A branch's directory: `upper` and `work`, or `tree`.
     pub(crate) fn branch(&self, branch: &BranchId) -> PathBuf {
         self.root.join("branches").join(branch.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_in_use_is_foreign_and_a_start_that_was_killed_is_not() {
+        let check = |entries: &[&str], want: bool| {
+            let dir = tempfile::tempdir().unwrap();
+            for entry in entries {
+                let path = dir.path().join(entry.trim_end_matches('/'));
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                if entry.ends_with('/') {
+                    std::fs::create_dir(path).unwrap();
+                } else {
+                    std::fs::write(path, "1").unwrap();
+                }
+            }
+            assert_eq!(foreign(dir.path()).unwrap(), want, "{entries:?}");
+        };
+        check(&[], false);
+        check(&["logs/tendond.log", "lost+found/"], false);
+        check(&["notes"], true);
+        check(&["tmp/"], true);
+        check(&["lock"], true);
+        check(&["lock", "tmp/mine"], true);
+        check(&[MARKER.0], false);
+        check(&[MARKER.0, "Cargo.toml"], true);
+        check(&["audit.key", "tmp/x"], true);
+        check(&["audit.key", "tendon.db", "tmp/x", "notes"], false);
+        let dir = tempfile::tempdir().unwrap();
+        Layout::create(dir.path()).unwrap().claim().unwrap();
+        std::fs::write(dir.path().join("notes"), "").unwrap();
+        assert!(!foreign(dir.path()).unwrap());
     }
 }
