@@ -195,7 +195,7 @@ fn configuration_has_layers_and_typos_are_named() {
         (
             "\n[limits]\npids_max = \"x\"",
             "`limits.pids_max` in FILE, line 3 is \"x\"",
-            "write a whole number from 0 to 4294967295",
+            "write a whole number from 16 to 4294967295",
         ),
         ("[limits", "the configuration FILE is not TOML: line 1, column 8: ", ""),
     ] {

@@ -97,7 +97,10 @@ impl Coded for ClientError {
         match self {
             Self::Runner(body) => body.hint.clone(),
             Self::NoRunner(_) => Some("start one with: tendond".into()),
-            Self::Connect { .. } => Some("the socket belongs to the user who started the runner".into()),
+            Self::Connect { .. } => Some(
+                "it belongs to the user who started the runner: name a directory of your own with --state-dir or TENDON_STATE_DIR"
+                    .into(),
+            ),
             Self::Died { log } => Some(format!(
                 "run it again: the next runner tidies up, and no acknowledged edit is lost. Why it ended may stand in {}, \
                  or on the standard error of a tendond that was started by hand, or in the kernel's log (dmesg) if it was killed \
