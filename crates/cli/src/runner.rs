@@ -153,7 +153,8 @@ async fn start(state_dir: &Path, output: &Output) -> Result<(), ErrorBody> {
             if let Some(stderr) = child.stderr.take() {
                 let _ = timeout(STDERR_MAX, stderr.take(STDERR_BYTES_MAX).read_to_end(&mut text)).await;
             }
-            let causes = String::from_utf8_lossy(&text).lines().map(str::to_owned).collect();
+            let text = String::from_utf8_lossy(&text);
+            let causes = text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect();
             Err(ErrorBody { causes, ..host("the runner ended before it listened") })
         }
     }

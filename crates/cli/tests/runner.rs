@@ -215,7 +215,7 @@ fn configuration_has_layers_and_typos_are_named() {
         (
             "\n[limits]\npids_max = \"x\"",
             "`limits.pids_max` in FILE, line 3 is \"x\"",
-            "write a whole number from 0 to 4294967295",
+            "write a whole number from 16 to 4294967295",
         ),
         ("[limits", "the configuration FILE is not TOML: line 1, column 8: ", ""),
     ] {
@@ -374,10 +374,16 @@ fn no_state_directory_is_made_of_a_directory_in_use() {
     let precious = tendon.state().join("tmp/precious");
     std::fs::create_dir_all(precious.parent().unwrap()).unwrap();
     std::fs::write(&precious, "x").unwrap();
-    for _again in 0..2 {
+    for entries in 1..=2 {
         tendon.run(&["branch", "list"]).expect(2).says("is not a state directory of tendon, and not empty");
         assert!(precious.exists());
-        assert_eq!(std::fs::read_dir(tendon.state()).unwrap().count(), 1, "not even a log is made there");
+        assert_eq!(
+            std::fs::read_dir(tendon.state()).unwrap().count(),
+            entries,
+            "not even a log is made there"
+        );
+        // A file that others have, too, makes it none.
+        std::fs::write(tendon.state().join("lock"), "").unwrap();
     }
     // Nor does a file of the name of ours make it one.
     std::fs::write(tendon.state().join("lock"), "").unwrap();
@@ -388,6 +394,7 @@ fn no_state_directory_is_made_of_a_directory_in_use() {
     std::fs::create_dir(tendon.state()).unwrap();
     std::fs::set_permissions(tendon.state(), std::fs::Permissions::from_mode(0o755)).unwrap();
     tendon.text(&["branch", "list"]);
+    assert_eq!(std::fs::metadata(tendon.state()).unwrap().permissions().mode() & 0o777, 0o700);
     for entry in std::fs::read_dir(tendon.state()).unwrap().map(Result::unwrap) {
         let mode = entry.metadata().unwrap().permissions().mode();
         assert!(mode & 0o077 == 0 || entry.file_name() == "lock", "{entry:?}: {mode:o}");

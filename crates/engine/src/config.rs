@@ -340,7 +340,9 @@ fn wanted(key: &str, known: &Known) -> String {
         Some(serde_json::Value::Array(_)) => "a list of texts, like [\"a\", \"b\"]".into(),
         Some(serde_json::Value::Number(_)) => {
             let most = if fits(key, Value::Integer(i64::MAX)) { i64::MAX } else { u32::MAX.into() };
-            format!("a whole number from 0 to {most}")
+            let bounds = policy::BOUNDS.iter().chain(&BOUNDS);
+            let bound = bounds.into_iter().find(|bound| bound.key == key && bound.zero.is_none());
+            format!("a whole number from {} to {most}", bound.map_or(0, |bound| bound.least))
         }
         Some(serde_json::Value::Null | serde_json::Value::String(_) | serde_json::Value::Object(_)) => {
             "text".into()
@@ -415,7 +417,7 @@ mod tests {
             (
                 "[limits]\npids_max = 99999999999",
                 "`limits.pids_max` in /f, line 2 is 99999999999",
-                "write a whole number from 0 to 4294967295",
+                "write a whole number from 16 to 4294967295",
             ),
             (
                 "[hand]\n\n\netc = \"x\"",

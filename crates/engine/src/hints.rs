@@ -12,7 +12,7 @@ const OFFLINE: [(&str, &str); 5] = [
     ("but --offline was specified", CARGO),
 ];
 const PIP: &str = "pip has no network here: put the packages into ~/.cache/tendon/wheels of the user that runs tendon, \
-                   with `pip download --dest ~/.cache/tendon/wheels …` (setuptools too, to build some), and end the runner";
+                   with `pip download --dest ~/.cache/tendon/wheels …` (setuptools too, to build some); a runner that runs already sees them after `tendon runner stop`";
 const NPM: &str =
     "npm has no network here, and its cache lacks a package: install once outside, with `npm ci`";
 const CARGO: &str =

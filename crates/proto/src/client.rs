@@ -97,7 +97,10 @@ impl Coded for ClientError {
         match self {
             Self::Runner(body) => body.hint.clone(),
             Self::NoRunner(_) => Some("start one with: tendond".into()),
-            Self::Connect { .. } => Some("the socket belongs to the user who started the runner".into()),
+            Self::Connect { .. } => Some(
+                "it belongs to the user who started the runner: name a directory of your own with --state-dir or TENDON_STATE_DIR"
+                    .into(),
+            ),
             Self::Died { log } => Some(format!(
                 "run it again: the next runner tidies up, and no acknowledged edit is lost. Why it ended may stand in {}, \
                  or on the standard error of a tendond that was started by hand, or in the kernel's log (dmesg) if it was killed \
@@ -240,6 +243,15 @@ impl Client {
         let stream = tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+        let stream = stream.and_then(|stream| {
+            // Whoever else listens there could have any command answered as they like.
+            let (peer, own) = (stream.peer_cred()?.uid(), rustix::process::geteuid().as_raw());
+            if peer != own && peer != 0 {
+                let why = format!("the user {peer} listens there");
+                return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why));
+            }
+            Ok(stream)
+        });
         stream.map_err(|error| {
             use std::io::ErrorKind::{
                 ConnectionRefused, InvalidFilename, InvalidInput, NotADirectory, NotFound,

@@ -1,8 +1,8 @@
 //! Where everything lies in the state directory. Makes the directories; knows nothing of their content.
 
-use std::fs::{DirBuilder, Permissions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use proto::ids::{BranchId, LayerId};
@@ -21,29 +21,23 @@ pub fn is_foreign(dir: &Path) -> bool {
     foreign(dir).unwrap_or(false)
 }
 
+/// The file that says whose directory this is, and what it says.
+const MARKER: (&str, &str) = (
+    "tendon.state",
+    "This is a state directory of tendon, version 1. What tendon does not know in it, it removes.\n",
+);
+
+/// It is ours by its marker, or by what only we have; a file that anybody could have says nothing.
 fn foreign(root: &Path) -> io::Result<bool> {
-    let used =
-        |name: &str| std::fs::metadata(root.join(name)).is_ok_and(|meta| meta.is_file() && meta.len() > 0);
-    let locked = root.join("lock").is_file();
-    if locked && (used("audit.key") || used("tendon.db")) {
+    let marked = std::fs::read(root.join(MARKER.0)).is_ok_and(|text| text == MARKER.1.as_bytes());
+    if marked || (root.join("tendon.db").exists() && root.join("audit.key").exists()) {
         return Ok(false);
     }
-    for entry in std::fs::read_dir(root)? {
+    std::fs::read_dir(root)?.try_fold(false, |foreign, entry| {
         let name = entry?.file_name();
-        // A first start that was killed has made no more than this.
-        let begun =
-            locked && name.to_str().is_some_and(|name| name == "lock" || name.starts_with("tendon.db"));
-        let made = locked && DIRS.iter().any(|dir| name == *dir);
-        let ours = begun || name == "logs" || name == "lost+found" || (made && is_empty(&root.join(name))?);
-        if !ours {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-fn is_empty(dir: &Path) -> io::Result<bool> {
-    Ok(dir.is_dir() && std::fs::read_dir(dir)?.next().is_none())
+        // A marker that a killed start did not finish says as little as none.
+        Ok(foreign || (name != "logs" && name != "lost+found" && name != MARKER.0))
+    })
 }
 
 impl Layout {
@@ -58,6 +52,39 @@ impl Layout {
     /// system of its own has a directory for what is found.
     pub(crate) fn is_foreign(&self) -> io::Result<bool> {
         foreign(&self.root)
+    }
+
+    /// Takes the directory over: nobody else's, closed to all others, and marked.
+    pub(crate) fn claim(&self) -> io::Result<()> {
+        let meta = self.root.symlink_metadata()?;
+        if meta.uid() != rustix::process::geteuid().as_raw() {
+            let why = format!("it belongs to the user {}", meta.uid());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        if meta.permissions().mode() & 0o077 != 0 {
+            std::fs::set_permissions(&self.root, Permissions::from_mode(0o700))?;
+        }
+        let marker = self.root.join(MARKER.0);
+        if std::fs::read(&marker).is_ok_and(|text| text == MARKER.1.as_bytes()) {
+            return Ok(());
+        }
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(marker)?;
+        file.write_all(MARKER.1.as_bytes())?;
+        file.sync_all()?;
+        File::open(&self.root)?.sync_all()
+    }
+
+    /// Whether there has been a database: its key is made after it, and no file of a branch before it.
+    pub(crate) fn is_used(&self) -> io::Result<bool> {
+        if self.audit_key().exists() {
+            return Ok(true);
+        }
+        for name in ["bases", "layers", "branches"] {
+            if std::fs::read_dir(self.root.join(name))?.next().is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Makes the directories that are missing. Nobody but the owner can read them.
@@ -146,13 +173,15 @@ mod tests {
         check(&["logs/tendond.log", "lost+found/"], false);
         check(&["notes"], true);
         check(&["tmp/"], true);
-        check(&["lock"], false);
-        check(&["lock", "run/", "tmp/", "bases/", "tendon.db-wal", "logs/x"], false);
+        check(&["lock"], true);
         check(&["lock", "tmp/mine"], true);
-        check(&["lock", "Cargo.toml"], true);
-        check(&["lock", "bases"], true);
-        check(&["lock/", "audit.key"], true);
-        check(&["lock", "audit.key", "tmp/x", "notes", "bases/b/"], false);
-        check(&["lock", "tendon.db", "bases/b/"], false);
+        check(&[MARKER.0], false);
+        check(&[MARKER.0, "Cargo.toml"], true);
+        check(&["audit.key", "tmp/x"], true);
+        check(&["audit.key", "tendon.db", "tmp/x", "notes"], false);
+        let dir = tempfile::tempdir().unwrap();
+        Layout::create(dir.path()).unwrap().claim().unwrap();
+        std::fs::write(dir.path().join("notes"), "").unwrap();
+        assert!(!foreign(dir.path()).unwrap());
     }
 }
