@@ -38,6 +38,7 @@ mod sql;
 mod store;
 mod tree;
 mod walk;
+mod witness;
 #[cfg(test)]
 mod world;
 
