@@ -354,16 +354,27 @@ fn no_state_directory_is_made_of_a_directory_in_use() {
     let precious = tendon.state().join("tmp/precious");
     std::fs::create_dir_all(precious.parent().unwrap()).unwrap();
     std::fs::write(&precious, "x").unwrap();
-    for _again in 0..2 {
+    for entries in 1..=2 {
         tendon.run(&["branch", "list"]).expect(2).says("is not a state directory of tendon, and not empty");
         assert!(precious.exists());
-        assert_eq!(std::fs::read_dir(tendon.state()).unwrap().count(), 1, "not even a log is made there");
+        assert_eq!(
+            std::fs::read_dir(tendon.state()).unwrap().count(),
+            entries,
+            "not even a log is made there"
+        );
+        // A file that others have, too, makes it none.
+        std::fs::write(tendon.state().join("lock"), "").unwrap();
     }
+    // Nor does a file of the name of ours make it one.
+    std::fs::write(tendon.state().join("lock"), "").unwrap();
+    tendon.run(&["branch", "list"]).expect(2).says("is not a state directory of tendon, and not empty");
+    assert!(precious.exists());
     // An empty one may be anybody's to read; what is made in it is not.
     std::fs::remove_dir_all(tendon.state()).unwrap();
     std::fs::create_dir(tendon.state()).unwrap();
     std::fs::set_permissions(tendon.state(), std::fs::Permissions::from_mode(0o755)).unwrap();
     tendon.text(&["branch", "list"]);
+    assert_eq!(std::fs::metadata(tendon.state()).unwrap().permissions().mode() & 0o777, 0o700);
     for entry in std::fs::read_dir(tendon.state()).unwrap().map(Result::unwrap) {
         let mode = entry.metadata().unwrap().permissions().mode();
         assert!(mode & 0o077 == 0 || entry.file_name() == "lock", "{entry:?}: {mode:o}");

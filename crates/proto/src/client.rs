@@ -243,6 +243,15 @@ impl Client {
         let stream = tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path))
             .await
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+        let stream = stream.and_then(|stream| {
+            // Whoever else listens there could have any command answered as they like.
+            let (peer, own) = (stream.peer_cred()?.uid(), rustix::process::geteuid().as_raw());
+            if peer != own && peer != 0 {
+                let why = format!("the user {peer} listens there");
+                return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, why));
+            }
+            Ok(stream)
+        });
         stream.map_err(|error| {
             use std::io::ErrorKind::{
                 ConnectionRefused, InvalidFilename, InvalidInput, NotADirectory, NotFound,

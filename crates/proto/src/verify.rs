@@ -156,7 +156,7 @@ pub enum Outcome {
     },
     /// It went over a limit and was killed.
     LimitExceeded {
-        /// Which: `memory`, `disk`, `pids`.
+        /// Which: `memory`, `disk`, `files`, `free disk space`.
         limit: String,
     },
     /// It could not be started.

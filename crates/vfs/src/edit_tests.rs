@@ -226,7 +226,14 @@ fn a_kill_at_any_step_loses_no_acknowledged_edit() {
                 fixture.store = None;
                 fixture.store = Some(open(&fixture.state(), engine));
                 assert!(fixture.store().recovery().unclean);
+                // A fork may be the first that looks at the branch again.
+                let fork = (steps % 2 == 0).then(|| fixture.fork(&start, ForkBusy::Quiet).id);
                 let now = seen(&fixture, &start);
+                if let Some(fork) = fork {
+                    assert_eq!(seen(&fixture, &fork), now, "{what} killed at {killed:?}");
+                    assert!(!format!("{now:?}").contains(".tendon-edit"), "{now:?}");
+                    fixture.check(&fork);
+                }
                 let half = engine_may_copy(what) && now != before && now != after;
                 assert!(now == before || now == after || half, "{what} killed at {killed:?}: {now:#?}");
                 // A directory that can't be renamed is removed after the commit.

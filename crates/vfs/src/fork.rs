@@ -11,7 +11,7 @@ use proto::ids::{BranchId, LayerId};
 use rusqlite::{Transaction, params};
 
 use crate::audit::Actor;
-use crate::branch::{CreateError, ForkBusy, NameError, NewBranch, check_name, io_code, random};
+use crate::branch::{CreateError, ForkBusy, MountError, NameError, NewBranch, check_name, io_code, random};
 use crate::db::DbError;
 use crate::engine::Engine;
 use crate::entries;
@@ -34,6 +34,9 @@ pub enum ForkError {
     /// What was written to the branch last can't be recorded.
     #[error("can't record the state to fork from")]
     Scan(#[from] ScanError),
+    /// The branch can't be mounted.
+    #[error(transparent)]
+    Mount(#[from] MountError),
     /// Something on the branch can't be recorded.
     #[error("{0}")]
     Unscannable(String),
@@ -68,6 +71,7 @@ impl Coded for ForkError {
             ForkError::InUse(_) => Code::Conflict,
             ForkError::Unscannable(_) | ForkError::Deep(_) => Code::Refused,
             ForkError::Scan(error) => error.code(),
+            ForkError::Mount(error) => error.code(),
             ForkError::Io(error) => io_code(error),
             ForkError::Db(error) => error.code(),
         }
@@ -77,6 +81,7 @@ impl Coded for ForkError {
             ForkError::Name(error) => error.hint(),
             ForkError::InUse(_) => Some("wait until what runs on it has ended, then fork".into()),
             ForkError::Scan(error) => error.hint(),
+            ForkError::Mount(error) => error.hint(),
             ForkError::Unscannable(_) => Some("remove it, or make it readable, then fork".into()),
             ForkError::Deep(_) => Some(
                 "stop what runs on it: chains are flattened while nothing does, see the runner's log".into(),
@@ -112,10 +117,17 @@ impl Store {
         if Layers::of(&self.inner.db.read(), parent)?.is_none() {
             return Err(ForkError::NoBranch(parent.clone()));
         }
-        let unscanned = self.inner.live.unscanned().contains(parent);
-        if unscanned || busy != ForkBusy::Quiet || self.inner.live.may_be_written(parent) {
+        if self.inner.live.unscanned().contains(parent) {
+            // What an edit had begun when the runner was killed is taken back, and the rest recorded.
+            let root = self.mount_locked(parent)?;
+            // One that was mounted already has not been looked at.
+            if self.inner.live.unscanned().contains(parent) {
+                self.scan_after_kill(parent, &root)?;
+                self.inner.live.unscanned().remove(parent);
+            }
+        }
+        if busy != ForkBusy::Quiet || self.inner.live.may_be_written(parent) {
             let found_by = match busy {
-                _ if unscanned => Actor::recovery(),
                 ForkBusy::Frozen(writer) => writer.clone(),
                 ForkBusy::Quiet => Actor::unknown(),
             };
@@ -123,7 +135,6 @@ impl Store {
             if let Some(told) = found.unscannable_told() {
                 return Err(ForkError::Unscannable(told));
             }
-            self.inner.live.unscanned().remove(parent);
         }
         let layers = Layers::of(&self.inner.db.read(), parent)?;
         let layers = layers.ok_or_else(|| ForkError::NoBranch(parent.clone()))?;

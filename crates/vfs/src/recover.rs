@@ -302,7 +302,12 @@ impl Store {
                 tracing::debug!(%branch, %path, %error, "a staged file was not removed");
             }
         }
-        self.scan_locked(branch, &Actor::recovery(), None, Writers::Gone).map(drop)
+        let found = self.scan_locked(branch, &Actor::recovery(), None, Writers::Gone)?;
+        if !found.unscannable.is_empty() {
+            // So that a fork looks, too.
+            self.inner.live.handed_out().insert(branch.clone());
+        }
+        Ok(())
     }
 
     fn record_run(&self, run: &str) -> Result<(), DbError> {

@@ -143,11 +143,11 @@ impl Store {
         if layout.is_foreign().map_err(io_error)? {
             return Err(OpenError::Foreign { dir: dir.to_owned() });
         }
+        layout.claim().map_err(io_error)?;
         let lock = lock(&layout, dir)?;
         layout.make_dirs().map_err(io_error)?;
         empty(&layout.tmp()).map_err(io_error)?;
-        // The key is made after the database: where it is, there was one.
-        let used = layout.audit_key().exists();
+        let used = layout.is_used().map_err(io_error)?;
         let db =
             Db::open(&layout.db(), used).map_err(|source| OpenError::Db { dir: dir.to_owned(), source })?;
         let key = crate::audit::open_key(&db, &layout.audit_key())
