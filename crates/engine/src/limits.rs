@@ -44,6 +44,8 @@ pub const RECENT_BYTES_MAX: usize = 4 * 1024;
 pub const RECENT_EVERY: Duration = Duration::from_millis(100);
 /// How long a branch that nobody uses stays mounted.
 pub const MOUNT_IDLE_MAX: Duration = Duration::from_secs(60);
+/// How often the end of the audit is noted beside the database.
+pub const WITNESS_EVERY: Duration = Duration::from_secs(30);
 /// Signals and the like that wait for an exec.
 pub const CONTROLS_MAX: usize = 16;
 /// How long a command that was cancelled may take to end before its hand is ended.

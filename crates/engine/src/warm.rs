@@ -17,7 +17,7 @@ use vfs::{Actor, Root, Writers};
 use crate::below::Below;
 use crate::config::RunnerConfig;
 use crate::disk::{self, Watched};
-use crate::limits::{CAPTURE_EVERY, DISK_WATCH_EVERY, MOUNT_IDLE_MAX};
+use crate::limits::{CAPTURE_EVERY, DISK_WATCH_EVERY, MOUNT_IDLE_MAX, WITNESS_EVERY};
 use crate::meter::{chain, ended_leftovers};
 use crate::runner::Runner;
 
@@ -464,6 +464,7 @@ const BACKGROUND_OUTGREW: &str =
 
 /// Captures what background processes write, and ends idle hands, until the runner ends.
 pub(crate) async fn keep(runner: Runner) {
+    let mut witnessed = Instant::now();
     let mut tick = interval(CAPTURE_EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -475,6 +476,12 @@ pub(crate) async fn keep(runner: Runner) {
         runner.with_store(|store| store.unmount_idle(MOUNT_IDLE_MAX)).await;
         if let Err(error) = runner.with_store(vfs::Store::flatten_some).await {
             tracing::error!(error = chain(&error), "long chains of layers can't be flattened");
+        }
+        if witnessed.elapsed() > WITNESS_EVERY {
+            witnessed = Instant::now();
+            if let Err(error) = runner.with_store(vfs::Store::witness).await {
+                tracing::error!(error = chain(&error), "the end of the audit can't be noted");
+            }
         }
         let lingering: Vec<(BranchId, Actor)> = {
             let slots = warm.slots();

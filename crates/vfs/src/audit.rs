@@ -26,6 +26,7 @@ use crate::db::{Db, DbError};
 use crate::entries::{Class, Entry, Kind};
 use crate::key::AuditKey;
 use crate::store::Store;
+use crate::witness::Witness;
 
 /// Longer details are cut: a command line may have megabytes.
 const DETAIL_BYTES_MAX: usize = 16 * 1024;
@@ -304,11 +305,16 @@ impl Store {
     /// Reads all rows and says whether the chain is whole.
     pub fn audit_verify(&self) -> Result<AuditCheck, DbError> {
         let conn = self.inner.db.reader()?;
-        verify(&conn, &self.inner.key)
+        let check = verify(&conn, &self.inner.key, &Witness::read(&self.inner.layout, &self.inner.key))?;
+        drop(conn);
+        if check.problem.is_none() {
+            self.witness()?;
+        }
+        Ok(check)
     }
 }
 
-fn verify(conn: &Connection, key: &AuditKey) -> Result<AuditCheck, DbError> {
+fn verify(conn: &Connection, key: &AuditKey, witness: &Witness) -> Result<AuditCheck, DbError> {
     let mut statement = conn.prepare(&format!("SELECT {COLUMNS} FROM audit ORDER BY seq"))?;
     let mut rows = statement.query([])?;
     let mut last = Head { seq: 0, hash: [0; 32] };
@@ -328,6 +334,12 @@ fn verify(conn: &Connection, key: &AuditKey) -> Result<AuditCheck, DbError> {
             return Ok(bad(count, seq, format!("row {seq} is not as it was written")));
         };
         last = Head { seq, hash };
+        if let Witness::Head(noted) = witness
+            && noted.seq == seq
+            && noted.hash != hash
+        {
+            return Ok(bad(count, seq, format!("row {seq} is not the one that was noted")));
+        }
     }
     let head = match read_head(conn, key) {
         Ok(Some(head)) => head,
@@ -342,12 +354,19 @@ fn verify(conn: &Connection, key: &AuditKey) -> Result<AuditCheck, DbError> {
     if head.seq < last.seq || head.hash != last.hash {
         return Ok(bad(count, head.seq + 1, "the rows do not end where the head says".into()));
     }
-    Ok(AuditCheck { rows: count, bad_seq: None, problem: None })
+    match witness {
+        Witness::Head(noted) if noted.seq > last.seq => {
+            let (from, to) = (last.seq + 1, noted.seq);
+            Ok(bad(count, from, format!("rows {from} to {to} are missing at the end")))
+        }
+        Witness::Bad(problem) => Ok(bad(count, last.seq + 1, (*problem).to_owned())),
+        Witness::Head(_) => Ok(AuditCheck { rows: count, bad_seq: None, problem: None }),
+    }
 }
 
 /// The end of the chain.
-struct Head {
-    seq: u64,
+pub(crate) struct Head {
+    pub(crate) seq: u64,
     hash: [u8; 32],
 }
 
@@ -357,6 +376,18 @@ impl Head {
         hasher.update(HEAD_DOMAIN).update(&self.seq.to_le_bytes()).update(&self.hash);
         hasher.finalize()
     }
+
+    pub(crate) fn encode(&self, key: &AuditKey) -> Vec<u8> {
+        [&self.seq.to_le_bytes()[..], &self.hash, self.mac(key).as_bytes()].concat()
+    }
+
+    /// `None` if nobody with the key wrote this.
+    pub(crate) fn decode(bytes: &[u8], key: &AuditKey) -> Option<Self> {
+        let seq = u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
+        let head = Head { seq, hash: bytes.get(8..40)?.try_into().ok()? };
+        let mac: [u8; 32] = bytes.get(40..)?.try_into().ok()?;
+        (head.mac(key) == blake3::Hash::from_bytes(mac)).then_some(head)
+    }
 }
 
 fn head_bytes(conn: &Connection) -> Result<Option<Vec<u8>>, DbError> {
@@ -364,22 +395,15 @@ fn head_bytes(conn: &Connection) -> Result<Option<Vec<u8>>, DbError> {
     Ok(statement.query_row([], |row| row.get(0)).optional()?)
 }
 
-fn read_head(conn: &Connection, key: &AuditKey) -> Result<Option<Head>, DbError> {
+pub(crate) fn read_head(conn: &Connection, key: &AuditKey) -> Result<Option<Head>, DbError> {
     let Some(bytes) = head_bytes(conn)? else { return Ok(None) };
     let damaged = || DbError::Damaged("the head of the audit is not as it was written".into());
-    let seq = bytes.get(..8).and_then(|b| b.try_into().ok()).ok_or_else(damaged)?;
-    let hash = bytes.get(8..40).and_then(|b| b.try_into().ok()).ok_or_else(damaged)?;
-    let mac: [u8; 32] = bytes.get(40..).and_then(|b| b.try_into().ok()).ok_or_else(damaged)?;
-    let head = Head { seq: u64::from_le_bytes(seq), hash };
-    if head.mac(key) == blake3::Hash::from_bytes(mac) { Ok(Some(head)) } else { Err(damaged()) }
+    Head::decode(&bytes, key).map(Some).ok_or_else(damaged)
 }
 
 fn write_head(tx: &Transaction<'_>, key: &AuditKey, head: &Head) -> Result<(), DbError> {
-    let mut bytes = head.seq.to_le_bytes().to_vec();
-    bytes.extend_from_slice(&head.hash);
-    bytes.extend_from_slice(head.mac(key).as_bytes());
     tx.prepare_cached("INSERT OR REPLACE INTO meta (key, value) VALUES ('audit_head', ?1)")?
-        .execute([bytes])?;
+        .execute([head.encode(key)])?;
     Ok(())
 }
 

@@ -114,6 +114,9 @@ impl Layout {
     pub(crate) fn audit_key(&self) -> PathBuf {
         self.root.join("audit.key")
     }
+    pub(crate) fn audit_head(&self) -> PathBuf {
+        self.root.join("audit.head")
+    }
     pub(crate) fn blobs(&self) -> PathBuf {
         self.root.join("blobs")
     }

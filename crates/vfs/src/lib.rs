@@ -39,6 +39,7 @@ mod sql;
 mod store;
 mod tree;
 mod walk;
+mod witness;
 #[cfg(test)]
 mod world;
 

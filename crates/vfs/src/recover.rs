@@ -337,6 +337,9 @@ impl Drop for Inner {
             )?;
             record_run(tx, &run)
         });
+        if let Err(error) = crate::witness::note(&self.db, &self.key, &self.layout) {
+            tracing::error!(%error, "the end of the audit can't be noted");
+        }
     }
 }
 

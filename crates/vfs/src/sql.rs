@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use proto::error::{Code, Coded};
+use rusqlite::functions::{Context, FunctionFlags};
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
 use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
@@ -16,6 +17,8 @@ use crate::store::Store;
 const ROWS_MAX: usize = 100_000;
 /// The most bytes of values that a query gives.
 const BYTES_MAX: usize = 64 * 1024 * 1024;
+/// The largest value, also in between: the functions of SQLite that take time like the product of two lengths look at no clock.
+const VALUE_BYTES_MAX: i32 = 256 * 1024;
 /// The longest that a query runs.
 const QUERY_MAX: Duration = Duration::from_secs(10);
 /// Virtual machine steps between two looks at the clock.
@@ -80,13 +83,74 @@ impl Store {
 
 fn confine(conn: &mut Connection) -> Result<(), rusqlite::Error> {
     conn.set_limit(Limit::SQLITE_LIMIT_ATTACHED, 0)?;
-    conn.set_limit(Limit::SQLITE_LIMIT_LENGTH, 16 * 1024 * 1024)?;
+    conn.set_limit(Limit::SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)?;
+    conn.set_limit(Limit::SQLITE_LIMIT_COLUMN, 200)?;
+    conn.set_limit(Limit::SQLITE_LIMIT_COMPOUND_SELECT, 50)?;
     conn.set_limit(Limit::SQLITE_LIMIT_SQL_LENGTH, 64 * 1024)?;
     conn.set_limit(Limit::SQLITE_LIMIT_EXPR_DEPTH, 100)?;
     conn.set_limit(Limit::SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1_000)?;
+    // SQLite's own take time that grows with a power of the number of wildcards, and look at no clock meanwhile.
+    for (name, many, one, fold) in [("like", '%', '_', true), ("glob", '*', '?', false)] {
+        let matched = move |call: &mut Context<'_>| {
+            let (Some(pattern), Some(text)) = (text(call.get_raw(0)), text(call.get_raw(1))) else {
+                return Ok(None);
+            };
+            if name == "glob" && pattern.contains('[') {
+                return Err(refused("GLOB takes no [ here"));
+            }
+            Ok(Some(matches(&pattern, &text, (many, one), fold)))
+        };
+        conn.create_scalar_function(name, 2, FunctionFlags::SQLITE_UTF8, matched)?;
+    }
+    let escape = |_: &mut Context<'_>| Err::<bool, _>(refused("LIKE takes no ESCAPE here"));
+    conn.create_scalar_function("like", 3, FunctionFlags::SQLITE_UTF8, escape)?;
     conn.authorizer(Some(authorize))?;
     let started = Instant::now();
     conn.progress_handler(STEPS_PER_CHECK, Some(move || started.elapsed() > QUERY_MAX))
+}
+
+fn refused(why: &str) -> rusqlite::Error {
+    rusqlite::Error::UserFunctionError(why.into())
+}
+
+/// A value as LIKE sees it.
+fn text(value: ValueRef<'_>) -> Option<String> {
+    match value {
+        ValueRef::Null => None,
+        ValueRef::Integer(number) => Some(number.to_string()),
+        ValueRef::Real(number) => Some(number.to_string()),
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+    }
+}
+
+/// Whether the whole text fits the pattern. Takes time like the product of their lengths at most: only the last wildcard for
+/// many is ever tried again.
+fn matches(pattern: &str, text: &str, (many, one): (char, char), fold: bool) -> bool {
+    let pattern: Vec<char> = pattern.chars().collect();
+    let text: Vec<char> = text.chars().collect();
+    let same = |a: char, b: char| a == b || (fold && a.eq_ignore_ascii_case(&b));
+    let (mut p, mut t) = (0, 0);
+    let mut last: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(c) if *c == many => {
+                last = Some((p, t));
+                p += 1;
+            }
+            Some(c) if *c == one || same(*c, text[t]) => {
+                p += 1;
+                t += 1;
+            }
+            Some(_) | None => match last {
+                Some((at, from)) => {
+                    last = Some((at, from + 1));
+                    (p, t) = (at + 1, from + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|c| *c == many)
 }
 
 #[expect(
@@ -112,7 +176,7 @@ fn run(conn: &Connection, sql: &str) -> Result<SqlTable, SqlError> {
     let mut bytes = 0;
     let mut rows = statement.query([]).map_err(refusal)?;
     while let Some(row) = rows.next().map_err(refusal)? {
-        if out.rows.len() == ROWS_MAX || bytes > BYTES_MAX {
+        if out.rows.len() == ROWS_MAX {
             out.truncated = true;
             break;
         }
@@ -120,6 +184,10 @@ fn run(conn: &Connection, sql: &str) -> Result<SqlTable, SqlError> {
         for (at, name) in out.columns.iter().enumerate() {
             let value = json(name, row.get_ref(at).map_err(refusal)?);
             bytes += value.as_str().map_or(8, str::len);
+            if bytes > BYTES_MAX {
+                out.truncated = true;
+                return Ok(out);
+            }
             values.push(value);
         }
         out.rows.push(values);
@@ -236,6 +304,60 @@ mod tests {
         assert_eq!(table.rows.len(), ROWS_MAX);
         let big = store.audit_sql("select length(zeroblob(1000000000))");
         assert!(matches!(big, Err(SqlError::Query(_))), "{big:?}");
+    }
+
+    #[test]
+    fn one_step_of_a_query_takes_no_longer_than_the_query_may() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let long = "with a as (select replace(hex(zeroblob(120000)), '0', 'a') as s)";
+        for step in [
+            "s like '%a%a%a%a%a%a%a%a%a%a%a%a%b'",
+            "s glob '*a*a*a*a*a*a*a*a*a*a*a*a*b'",
+            "length(replace(s, substr(s, 1, 100000) || 'b', 'c'))",
+            "instr(s, substr(s, 1, 100000) || 'b')",
+            "length(printf('%s%s%s%s', s, s, s, s))",
+            "(with recursive n(i, t) as (select 1, s union all select i + 1, t || s from n where i < 40) select max(t) from n)",
+        ] {
+            let started = Instant::now();
+            let _ = store.audit_sql(&format!("{long} select {step} from a"));
+            assert!(started.elapsed() < QUERY_MAX * 2, "{step}: {:?}", started.elapsed());
+        }
+        let wide = format!("select {}", vec!["zeroblob(250000)"; 150].join(", "));
+        let table = store.audit_sql(&wide).unwrap();
+        assert!(table.truncated && table.rows.is_empty());
+    }
+
+    #[test]
+    fn like_and_glob_are_those_of_sqlite() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let plain = Connection::open_in_memory().unwrap();
+        for (text, pattern) in [
+            ("'src/Main.rs'", "'SRC/%.rs'"),
+            ("'src/Main.rs'", "'src/____.rs'"),
+            ("'src/Main.rs'", "'src/_____.rs'"),
+            ("'aab'", "'%ab'"),
+            ("'aXbXc'", "'a%x%c%'"),
+            ("''", "'%'"),
+            ("''", "'_'"),
+            ("'a'", "''"),
+            ("'\u{e9}a'", "'_a'"),
+            ("x'612f62'", "'a/b'"),
+            ("12", "'1_'"),
+            ("null", "'%'"),
+        ] {
+            for query in [
+                format!("select {text} like {pattern}"),
+                format!("select {text} glob {}", pattern.replace('%', "*").replace('_', "?")),
+            ] {
+                let expected: Option<i64> = plain.query_row(&query, [], |row| row.get(0)).unwrap();
+                let got = store.audit_sql(&query).unwrap().rows[0][0].clone();
+                assert_eq!(got, expected.map_or(Value::Null, Value::from), "{query}");
+            }
+        }
+        assert!(store.audit_sql("select 'a' like 'a' escape 'x'").is_err());
+        assert!(store.audit_sql("select 'a' glob '[a]'").is_err());
     }
 
     #[test]

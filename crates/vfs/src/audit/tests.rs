@@ -96,6 +96,36 @@ fn an_old_head_does_not_hide_a_cut_tail() {
 }
 
 #[test]
+fn a_tail_that_is_cut_with_an_older_head_put_back_is_missed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = with_rows(dir.path(), 3);
+    let old = head_bytes(&store.inner.db.read()).unwrap().unwrap();
+    drop(store);
+    let store = with_rows(dir.path(), 2);
+    store.witness().unwrap();
+    let cut = |store: &Store| {
+        store.inner.db.read().execute("DELETE FROM audit WHERE seq > 3", []).unwrap();
+        let set = "UPDATE meta SET value = ?1 WHERE key = 'audit_head'";
+        store.inner.db.read().execute(set, [&old]).unwrap();
+        let check = store.audit_verify().unwrap();
+        assert_eq!(check.problem.as_deref(), Some("rows 4 to 5 are missing at the end"));
+        assert_eq!(check.bad_seq, Some(4));
+    };
+    cut(&store);
+    // It is not forgotten by a start, nor by rows that are written instead.
+    drop(store);
+    let store = with_rows(dir.path(), 1);
+    assert_eq!(store.audit_verify().unwrap().problem.as_deref(), Some("rows 5 to 5 are missing at the end"));
+    drop(store);
+    let store = with_rows(dir.path(), 4);
+    assert_eq!(store.audit_verify().unwrap().problem.as_deref(), Some("row 5 is not the one that was noted"));
+    drop(store);
+    std::fs::remove_file(dir.path().join("audit.head")).unwrap();
+    let check = with_rows(dir.path(), 0).audit_verify().unwrap();
+    assert_eq!(check.problem.as_deref(), Some("`audit.head` is missing"));
+}
+
+#[test]
 fn the_chain_goes_on_after_a_restart_and_a_lost_key_is_told() {
     let dir = tempfile::tempdir().unwrap();
     drop(with_rows(dir.path(), 2));
