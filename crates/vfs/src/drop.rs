@@ -44,6 +44,10 @@ impl Coded for DropError {
 impl Store {
     /// Drops a branch: its files are removed, its rows are kept for history.
     pub fn drop_branch(&self, branch: &BranchId, actor: &Actor) -> Result<(), DropError> {
+        self.making_room(|| self.drop_now(branch, actor), |error| error.code() == Code::NoSpace)
+    }
+
+    fn drop_now(&self, branch: &BranchId, actor: &Actor) -> Result<(), DropError> {
         let lock = self.branch_lock(branch);
         let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
         if Layers::of(&self.inner.db.read(), branch)?.is_none() {
@@ -76,9 +80,13 @@ impl Store {
         self.inner.live.unscanned().remove(branch);
         self.discard(&self.inner.layout.branch(branch), branch.as_str());
         self.inner.live.step("drop: directory");
-        self.forget_entries(&layers.open)?;
-        if let Some(below) = layers.lower.first() {
-            self.release_layers(below)?;
+        // It is dropped: what can't be tidied up now is by the next start.
+        let tidied = self.forget_entries(&layers.open).and_then(|()| match layers.lower.first() {
+            Some(below) => self.release_layers(below),
+            None => Ok(()),
+        });
+        if let Err(error) = tidied {
+            tracing::warn!(%branch, %error, "the rows of a dropped branch could not be removed");
         }
         Ok(())
     }

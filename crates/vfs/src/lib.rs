@@ -32,6 +32,7 @@ mod model_tests;
 mod patch;
 mod recover;
 mod repair;
+mod reserve;
 mod rules;
 mod scan;
 mod sql;
