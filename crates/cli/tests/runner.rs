@@ -167,6 +167,26 @@ fn a_read_only_or_full_disk_below_the_state_directory_is_told() {
 }
 
 #[test]
+fn a_branch_can_be_dropped_on_a_full_disk() {
+    if !can_run() || !testkit::have(testkit::Need::Root) {
+        return;
+    }
+    let (tendon, repo) = (Tendon::new(), testkit::GitRepo::new());
+    repo.file("a", "a").commit("first");
+    let disk = tendon.dir.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let script = "set -e; mount -t tmpfs -o size=64m none disk; export TENDON_STATE_DIR=$PWD/disk/state
+        \"$1\" branch create --repo \"$2\" --name fix; \"$1\" runner stop
+        cat /dev/zero > disk/rest || echo full
+        \"$1\" branch drop fix; \"$1\" branch list --json; \"$1\" runner stop";
+    let mut shell = command("unshare");
+    shell.args(["--mount", "timeout", "60", "sh", "-c", script, "sh"]).arg(binary("tendon")).arg(repo.path());
+    let ran = Ran::new(shell.current_dir(tendon.dir.path()).output().unwrap(), &["full"]);
+    ran.expect(0);
+    assert!(ran.stdout.contains("full") && ran.stdout.contains("\"branches\": []"), "{}", ran.stdout);
+}
+
+#[test]
 fn configuration_has_layers_and_typos_are_named() {
     if !can_run() {
         return;

@@ -76,6 +76,7 @@ fn start(args: Args, uid: u32) -> Result<(), ErrorBody> {
     })?;
     let state_dir =
         std::path::absolute(&state_dir).map_err(|error| host("the state directory has no path", &error))?;
+    vfs::release_reserve_to_start(&state_dir);
     // What is not ours gets no log either; opening it tells why.
     let log_dir = args.private.then_some(state_dir.as_path()).filter(|dir| !vfs::is_foreign(dir));
     log::start(log_dir).map_err(|error| ErrorBody {

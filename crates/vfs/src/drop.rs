@@ -44,10 +44,6 @@ impl Coded for DropError {
 impl Store {
     /// Drops a branch: its files are removed, its rows are kept for history.
     pub fn drop_branch(&self, branch: &BranchId, actor: &Actor) -> Result<(), DropError> {
-        self.making_room(|| self.drop_now(branch, actor), |error| error.code() == Code::NoSpace)
-    }
-
-    fn drop_now(&self, branch: &BranchId, actor: &Actor) -> Result<(), DropError> {
         let lock = self.branch_lock(branch);
         let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
         if Layers::of(&self.inner.db.read(), branch)?.is_none() {
@@ -56,8 +52,21 @@ impl Store {
         if !self.inner.live.release(branch) {
             return Err(DropError::InUse(branch.clone()));
         }
+        let layers = self.making_room(|| self.record_drop(branch, actor))?;
+        self.inner.live.step("drop: recorded");
+        self.inner.live.unscanned().remove(branch);
+        self.discard(&self.inner.layout.branch(branch), branch.as_str());
+        self.inner.live.step("drop: directory");
+        self.making_room(|| self.forget_entries(&layers.open))?;
+        if let Some(below) = layers.lower.first() {
+            self.making_room(|| self.release_layers(below))?;
+        }
+        Ok(())
+    }
+
+    fn record_drop(&self, branch: &BranchId, actor: &Actor) -> Result<Layers, DropError> {
         let now_ms = self.inner.options.clock.now_ms();
-        let layers = self.inner.db.write(|tx| -> Result<Layers, DropError> {
+        self.inner.db.write(|tx| {
             let layers = Layers::of(tx, branch)?.ok_or_else(|| DropError::NoBranch(branch.clone()))?;
             let name: Option<String> = tx
                 .query_row("SELECT name FROM branches WHERE id = ?1", [branch.as_str()], |row| row.get(0))
@@ -75,20 +84,7 @@ impl Store {
             )
             .map_err(DbError::from)?;
             Ok(layers)
-        })?;
-        self.inner.live.step("drop: recorded");
-        self.inner.live.unscanned().remove(branch);
-        self.discard(&self.inner.layout.branch(branch), branch.as_str());
-        self.inner.live.step("drop: directory");
-        // It is dropped: what can't be tidied up now is by the next start.
-        let tidied = self.forget_entries(&layers.open).and_then(|()| match layers.lower.first() {
-            Some(below) => self.release_layers(below),
-            None => Ok(()),
-        });
-        if let Err(error) = tidied {
-            tracing::warn!(%branch, %error, "the rows of a dropped branch could not be removed");
-        }
-        Ok(())
+        })
     }
 
     /// Takes a directory out of its place at once, and removes it in the background.

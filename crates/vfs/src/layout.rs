@@ -114,10 +114,6 @@ impl Layout {
     pub(crate) fn audit_key(&self) -> PathBuf {
         self.root.join("audit.key")
     }
-    /// See `reserve.rs`.
-    pub(crate) fn reserve(&self) -> PathBuf {
-        self.root.join("reserve")
-    }
     pub(crate) fn audit_head(&self) -> PathBuf {
         self.root.join("audit.head")
     }

@@ -62,6 +62,7 @@ pub use fork::ForkError;
 pub use history::{AtError, HistoryError};
 pub use layout::is_foreign;
 pub use recover::{RecoverError, RecoveryReport};
+pub use reserve::release_reserve_to_start;
 pub use scan::{ScanError, ScanReport, Writers};
 pub use sql::{SqlError, SqlTable};
 pub use store::{EngineChoice, OpenError, Store, StoreOptions};

@@ -1,56 +1,116 @@
-//! A file that takes some of the disk so long as nobody needs it: on a full disk it is given up, so that what makes room can
-//! be recorded first.
+//! A file that keeps some of the disk for when it is full, so that what makes room can be recorded. Touches that file alone.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
+use proto::error::{Code, Coded};
 use rustix::fs::FallocateFlags;
 
 use crate::store::Store;
 
-/// As much as recording a removal takes at most; a 20th of a smaller disk.
-const RESERVE_BYTES: u64 = 8 << 20;
+const NAME: &str = "reserve";
+/// Enough to record some drops.
+const BYTES: u64 = 4 << 20;
+/// A disk with less than so many times as much has none to spare.
+const PLENTY: u64 = 8;
 
-/// Makes the file. A disk that has no room for it, or can't keep room for a file, has none.
-pub(crate) fn make(path: &Path) {
-    if let Err(error) = allocate(path) {
-        tracing::warn!(%error, "no room can be kept for a full disk");
-        let _ = std::fs::remove_file(path);
+/// Makes it, where there is plenty of room.
+pub(crate) fn keep(state_dir: &Path) {
+    if let Err(error) = try_keep(state_dir) {
+        tracing::warn!(%error, "nothing can be kept in reserve for a full disk");
     }
 }
 
-fn allocate(path: &Path) -> io::Result<()> {
-    let disk = rustix::fs::statvfs(path.parent().unwrap_or(path))?;
-    let bytes = RESERVE_BYTES.min(disk.f_blocks.saturating_mul(disk.f_frsize) / 20);
-    let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    if file.metadata()?.len() == bytes {
+fn try_keep(state_dir: &Path) -> io::Result<()> {
+    let path = state_dir.join(NAME);
+    let disk = rustix::fs::statvfs(state_dir)?;
+    let there = std::fs::symlink_metadata(&path).map_or(0, |meta| meta.len());
+    if there >= BYTES || disk.f_bavail.saturating_mul(disk.f_frsize) < BYTES * PLENTY {
         return Ok(());
     }
-    file.set_len(0)?;
-    Ok(rustix::fs::fallocate(file.as_fd(), FallocateFlags::empty(), 0, bytes)?)
+    let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BYTES) {
+        // On such a file system it can't be had.
+        Err(rustix::io::Errno::OPNOTSUPP) => std::fs::remove_file(&path),
+        done => Ok(done?),
+    }
+}
+
+/// Gives it up if the disk is full, so that a runner can start that is to make room.
+pub fn release_reserve_to_start(state_dir: &Path) {
+    let full = |disk: rustix::fs::StatVfs| disk.f_bavail.saturating_mul(disk.f_frsize) < BYTES / 4;
+    if rustix::fs::statvfs(state_dir).is_ok_and(full) && !crate::is_foreign(state_dir) {
+        release(state_dir);
+    }
+}
+
+/// The next start makes it again. `false` if there is none.
+fn release(state_dir: &Path) -> bool {
+    std::fs::remove_file(state_dir.join(NAME)).is_ok()
 }
 
 impl Store {
-    /// Does what makes room; once more, with the reserve given up, if the disk is too full to record it.
-    pub(crate) fn making_room<T, E>(
-        &self,
-        work: impl Fn() -> Result<T, E>,
-        is_full: impl Fn(&E) -> bool,
-    ) -> Result<T, E> {
-        let path = self.inner.layout.reserve();
-        let done = match work() {
-            Err(error) if is_full(&error) && std::fs::remove_file(&path).is_ok() => {
-                tracing::warn!("the disk is full: what was kept for that is used");
+    /// Does something that makes room: once more with the reserve if the disk is too full to record it.
+    pub(crate) fn making_room<T, E: Coded>(&self, work: impl Fn() -> Result<T, E>) -> Result<T, E> {
+        match work() {
+            Err(error) if error.code() == Code::NoSpace && release(self.dir()) => {
+                tracing::warn!("the disk is full: the reserve is used up");
                 work()
             }
             done => done,
-        };
-        if done.is_ok() && !path.exists() {
-            make(&path);
         }
-        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::sync::Arc;
+
+    use proto::verify::InlineFile;
+    use testkit::{Need, have, temp_dir};
+
+    use super::*;
+    use crate::{Actor, EngineChoice, StoreOptions, SystemClock};
+
+    #[test]
+    fn a_full_disk_keeps_nobody_from_making_room() {
+        if !have(Need::Root) {
+            return;
+        }
+        testkit::private_mounts("reserve::tests::a_full_disk_keeps_nobody_from_making_room", || {
+            let dir = temp_dir("full");
+            let mut mount = testkit::process::command("mount");
+            mount.args(["-t", "tmpfs", "-o", "size=48m", "tmpfs"]).arg(dir.path());
+            testkit::process::run(&mut mount);
+            let options =
+                || StoreOptions { engine: EngineChoice::Copy, owner: None, clock: Arc::new(SystemClock) };
+            let store = Store::open(dir.path(), options()).unwrap();
+            let file = |text: &str| InlineFile {
+                path: "a".parse().unwrap(),
+                content: proto::path::JsonBytes::new(text.as_bytes()),
+                executable: false,
+            };
+            let branches: Vec<_> = ["one", "two"]
+                .map(|text| {
+                    let base = store.freeze_files(&[file(text)]).unwrap();
+                    store.create_branch(&base.id, None, &Actor::cli(7)).unwrap().id
+                })
+                .into();
+            let mut rest = File::create(dir.path().join("tmp/rest")).unwrap();
+            while rest.write_all(&[1; 4096]).is_ok() {}
+            for branch in &branches {
+                store.drop_branch(branch, &Actor::cli(7)).unwrap();
+            }
+            assert_eq!(store.branches().unwrap().len(), 0);
+            assert!(!dir.path().join(NAME).exists(), "it was needed");
+            store.base_gc().unwrap();
+            drop((rest, store));
+            let store = Store::open(dir.path(), options()).unwrap();
+            assert_eq!((store.branches().unwrap().len(), store.bases().unwrap().len()), (0, 0));
+            assert_eq!(std::fs::metadata(dir.path().join(NAME)).unwrap().len(), BYTES);
+        });
     }
 }

@@ -73,7 +73,7 @@ impl Store {
     /// mirrors that no base came from. Branches that were dropped don't count: with the base their rows go too, and
     /// they can't be brought back; the audit keeps what it says of them.
     pub fn base_gc(&self) -> Result<GcReport, GcError> {
-        self.making_room(|| self.remove_bases(|_| true, true), |error| error.code() == Code::NoSpace)
+        self.making_room(|| self.remove_bases(|_| true, true))
     }
 
     /// Removes bases that no branch stands on and that nothing was done with for `idle_ms_max`; and, as long as those that are
