@@ -160,9 +160,7 @@ impl Store {
         let live = crate::live::Live::default();
         let inner = Inner { layout, options, db, blobs, key, leases, capture, live, _lock: lock };
         let store = Self { inner: Arc::new(inner) };
-        store
-            .making_room(|| store.recover())
-            .map_err(|source| OpenError::Recover { dir: dir.to_owned(), source })?;
+        store.recover().map_err(|source| OpenError::Recover { dir: dir.to_owned(), source })?;
         store.witness().map_err(|source| OpenError::Db { dir: dir.to_owned(), source })?;
         crate::reserve::keep(store.dir());
         Ok(store)
