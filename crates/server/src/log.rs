@@ -14,7 +14,9 @@ const LOG_BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// Starts logging: to `STATE/logs/tendond.log`, or to standard error. `RUST_LOG` filters; the default is `info`.
 pub(crate) fn start(state_dir: Option<&Path>) -> io::Result<()> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    // A line that can't be written, on a full disk or to a reader who is gone, is told nobody and stops nothing.
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).log_internal_errors(false);
     match state_dir {
         None => builder.with_writer(io::stderr).init(),
         Some(dir) => {
