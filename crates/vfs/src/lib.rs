@@ -37,6 +37,7 @@ mod rules;
 mod scan;
 mod sql;
 mod store;
+mod times;
 mod tree;
 mod walk;
 mod witness;
