@@ -171,9 +171,10 @@ impl Scan<'_> {
         self.store.inner.db.write(|tx| {
             let mut rows = Appender::begin(tx, &self.store.inner.key, time_ms)?;
             if detail.is_some() {
-                rows.push(&NewRow::event(self.branch, actor, "exec", detail))?;
+                let first = actor.first();
+                rows.push(&NewRow::event(self.branch, &first, "exec", detail))?;
                 if let Some(told) = told(unscannable) {
-                    rows.push(&NewRow::event(self.branch, actor, "unscannable", Some(&told)))?;
+                    rows.push(&NewRow::event(self.branch, &first, "unscannable", Some(&told)))?;
                 }
             }
             for one in settled {
