@@ -20,6 +20,7 @@ mod export;
 mod flatten;
 mod fork;
 pub mod git;
+mod gitname;
 mod gitref;
 mod hashing;
 mod history;
