@@ -33,6 +33,7 @@ mod model_tests;
 mod patch;
 mod recover;
 mod repair;
+mod replace;
 mod reserve;
 mod rules;
 mod scan;
