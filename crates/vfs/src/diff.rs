@@ -11,10 +11,12 @@ use proto::ids::{BranchId, LayerId};
 use proto::path::TreePath;
 use rusqlite::Connection;
 
+use crate::base::some;
 use crate::content::{ContentError, Contents};
 use crate::db::DbError;
 use crate::entries::{self, Class, Entry, Kind};
 use crate::git::{Git, GitError};
+use crate::gitname;
 use crate::limits::{DIFF_BYTES_MAX, DIFF_FILE_BYTES_MAX, PATCH_BYTES_MAX};
 use crate::patch::{Large, Sections, Telling};
 use crate::scan::Layers;
@@ -41,6 +43,9 @@ pub enum DiffError {
     /// It is too large for git.
     #[error("the patch would have more than {max} MiB, which git does not apply", max = PATCH_BYTES_MAX >> 20)]
     PatchTooLarge,
+    /// What changed has names that git takes nowhere.
+    #[error("git takes no file of the name {}", some(.0))]
+    Names(Vec<String>),
     /// Content can't be had.
     #[error("can't read a changed file")]
     Content(#[from] ContentError),
@@ -59,7 +64,7 @@ impl Coded for DiffError {
     fn code(&self) -> Code {
         match self {
             DiffError::NoBranch(_) => Code::NotFound,
-            DiffError::TooLarge(_) | DiffError::PatchTooLarge => Code::BadInput,
+            DiffError::TooLarge(_) | DiffError::PatchTooLarge | DiffError::Names(_) => Code::BadInput,
             DiffError::Content(error) => error.code(),
             DiffError::Git(error) => error.code(),
             DiffError::Io(error) if error.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
@@ -74,6 +79,11 @@ impl Coded for DiffError {
                  --patch FILE"
             )),
             DiffError::PatchTooLarge => Some("export it as a tar archive or to a git branch".into()),
+            DiffError::Names(_) => Some(
+                "some systems take it for `.git` or `.gitmodules`: remove it (tendon branch rm BRANCH PATH), or export a tar \
+                 archive"
+                    .into(),
+            ),
             DiffError::Content(error) => error.hint(),
             DiffError::Git(error) => error.hint(),
             DiffError::NoBranch(_) | DiffError::Io(_) | DiffError::Db(_) => None,
@@ -86,9 +96,12 @@ impl Store {
     /// says only that it differs; `git apply` refuses such a diff. See [`crate::ExportTarget::Patch`] for all of it.
     pub fn diff(&self, branch: &BranchId, format: DiffFormat) -> Result<Vec<u8>, DiffError> {
         let mut out = Bounded { bytes: Vec::new(), branch };
-        self.compared(branch, |compared| match format {
-            DiffFormat::NameStatus => compared.run(&["--name-status"], &mut out),
-            DiffFormat::Unified => compared.sections(Telling::Line, &mut out).map(drop),
+        self.compared(branch, |compared| {
+            match format {
+                DiffFormat::NameStatus => compared.run(&["--name-status"], &mut out)?,
+                DiffFormat::Unified => drop(compared.sections(Telling::Line, &mut out)?),
+            }
+            compared.refused.iter().try_for_each(|change| tell_refused(change, format, &mut out))
         })?;
         Ok(out.bytes)
     }
@@ -98,6 +111,7 @@ impl Store {
     pub(crate) fn patch(&self, branch: &BranchId, out: &mut dyn Write) -> Result<u64, DiffError> {
         let mut files = 0;
         self.compared(branch, |compared| {
+            names_taken(&compared.refused)?;
             let path = compared.scratch.dir.join("patch");
             let mut file = io::BufWriter::new(File::create_new(&path)?);
             let mut bounded = Upto { out: &mut file, left: PATCH_BYTES_MAX };
@@ -122,6 +136,7 @@ impl Store {
         if changes.is_empty() {
             return Ok(());
         }
+        let (refused, changes): (Vec<_>, Vec<_>) = changes.into_iter().partition(TreeChange::is_refused);
         let scratch = Scratch::new(self, "sha1")?;
         let contents = Contents { store: self, conn: &conn, branch: Some(branch), chain: &chain };
         let mut large = Large::new(&contents)?;
@@ -145,7 +160,7 @@ impl Store {
             put(&mut stream, &change.path, change.after.as_ref())?;
         }
         stream.run(&scratch.git())?;
-        tell(&Compared { scratch, large })
+        tell(&Compared { scratch, large, refused })
     }
 }
 
@@ -153,6 +168,8 @@ impl Store {
 struct Compared<'a> {
     scratch: Scratch,
     large: Large<'a>,
+    /// What git was not given.
+    refused: Vec<TreeChange>,
 }
 
 impl Compared<'_> {
@@ -223,6 +240,42 @@ pub(crate) struct TreeChange {
     pub(crate) path: TreePath,
     pub(crate) before: Option<Entry>,
     pub(crate) after: Option<Entry>,
+}
+
+impl TreeChange {
+    /// Whether git takes no file of that name.
+    fn is_refused(&self) -> bool {
+        [&self.before, &self.after].into_iter().flatten().any(|side| gitname::refused(&self.path, side.kind))
+    }
+}
+
+/// Refuses changes that git would not take, by their names.
+pub(crate) fn names_taken<'a>(refused: impl IntoIterator<Item = &'a TreeChange>) -> Result<(), DiffError> {
+    let shown = |change: &TreeChange| String::from_utf8_lossy(&quoted(&change.path)).into_owned();
+    let names: Vec<_> = refused.into_iter().map(shown).collect();
+    if names.is_empty() { Ok(()) } else { Err(DiffError::Names(names)) }
+}
+
+/// Shows a change of a name that git takes nowhere, in a form that `git apply` refuses for that name.
+fn tell_refused(change: &TreeChange, format: DiffFormat, out: &mut dyn Write) -> Result<(), DiffError> {
+    let (letter, head) = match (&change.before, &change.after) {
+        (None, Some(after)) => ("A", format!("new file mode {}\n", git_mode(after))),
+        (Some(before), None) => ("D", format!("deleted file mode {}\n", git_mode(before))),
+        (Some(before), Some(after)) => {
+            ("M", format!("old mode {}\nnew mode {}\n", git_mode(before), git_mode(after)))
+        }
+        (None, None) => return Ok(()),
+    };
+    let path = quoted(&change.path);
+    let lines = match format {
+        DiffFormat::NameStatus => [letter.as_bytes(), b"\t", &path, b"\n"].concat(),
+        DiffFormat::Unified => {
+            let (a, b) = ([b"\"a/", &path[1..]].concat(), [b"\"b/", &path[1..]].concat());
+            let head = head.as_bytes();
+            [b"diff --git ", &a[..], b" ", &b, b"\n", head, b"git takes no file of that name\n"].concat()
+        }
+    };
+    Ok(out.write_all(&lines)?)
 }
 
 /// What differs between the base and the top of `chain`, of the files and symlinks of the tree, by path.

@@ -181,6 +181,7 @@ pub(crate) fn no_branch(error: DiffError) -> ExportError {
         DiffError::NoBranch(branch) => ExportError::NoBranch(branch),
         DiffError::TooLarge(_)
         | DiffError::PatchTooLarge
+        | DiffError::Names(_)
         | DiffError::Content(_)
         | DiffError::Git(_)
         | DiffError::Io(_)

@@ -465,6 +465,50 @@ fn uncommitted_work_of_a_frozen_directory_is_in_the_commit() {
     assert_eq!(names, "M\ta\nA\tagent\nD\td\nA\tuntracked");
 }
 
+#[test]
+fn a_name_that_git_takes_nowhere_is_shown_and_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("repo");
+    let git = repository(&repo);
+    // Theirs, which git itself leaves out.
+    std::fs::create_dir(repo.join(".Git")).unwrap();
+    std::fs::write(repo.join(".Git/theirs"), "x").unwrap();
+    let mut world = World::frozen(|store| {
+        let source = crate::base::DirSource { path: repo.clone(), include_ignored: true };
+        store.freeze_dir(&source, &|_| ()).unwrap()
+    });
+    let branch = world.copy();
+    branch.write("good", "x\n");
+    branch.write("d1/.GIT/config", "x\n");
+    symlink("t", branch.at("git~1")).unwrap();
+    world.scan(&branch);
+    let said = world.store.diff(&branch.id, DiffFormat::NameStatus).unwrap();
+    let mut lines: Vec<_> = std::str::from_utf8(&said).unwrap().lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["A\t\"d1/.GIT/config\"", "A\t\"git~1\"", "A\tgood"]);
+    let shown = world.store.diff(&branch.id, DiffFormat::Unified).unwrap();
+    let applied = git.run_with(&["apply", "-"], &shown, &|_| ()).unwrap_err().to_string();
+    assert!(applied.contains("invalid path"), "{applied}");
+    let refusals = [
+        world.store.export(&branch.id, ExportTarget::Patch(&mut Vec::new())).unwrap_err(),
+        world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x"))).unwrap_err(),
+    ];
+    for refusal in refusals {
+        let text = std::error::Error::source(&refusal).map(ToString::to_string).unwrap_or_default();
+        assert_eq!(text, r#"git takes no file of the name "d1/.GIT/config", "git~1""#, "{refusal}");
+        assert!(refusal.hint().is_some_and(|hint| hint.contains("branch rm")));
+    }
+    world.store.export(&branch.id, ExportTarget::Tar(&mut Vec::new())).unwrap();
+    // Without them all is well.
+    std::fs::remove_dir_all(branch.at("d1")).unwrap();
+    std::fs::remove_file(branch.at("git~1")).unwrap();
+    world.scan(&branch);
+    world.store.export(&branch.id, ExportTarget::Patch(&mut Vec::new())).unwrap();
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x"))).unwrap();
+    assert_eq!(git.text(&["diff", "--name-status", "HEAD", "x"]).unwrap(), "A\tgood");
+    git.run(&["checkout", "-q", "x"]).unwrap();
+}
+
 /// What somebody puts into their own repository before root exports to it.
 #[test]
 fn a_repository_that_leads_elsewhere_is_refused() {

@@ -13,10 +13,11 @@ use rusqlite::params;
 use crate::base::{REFS_MAX, Repo, has_odd};
 use crate::content::Contents;
 use crate::db::DbError;
-use crate::diff::{DiffError, FastImport, Scratch, changes, in_tree};
-use crate::entries;
+use crate::diff::{DiffError, FastImport, Scratch, changes, in_tree, names_taken};
+use crate::entries::{self, Entry};
 use crate::export::{ExportError, ExportReport, GitRef, no_branch};
 use crate::git::{Git, GitError, UPLOAD_PACK};
+use crate::gitname;
 use crate::scan::Layers;
 use crate::store::Store;
 
@@ -59,7 +60,10 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     )?;
     let mut paths = differing(&base, &head).map_err(DiffError::from)?;
     let chain = layers.chain();
-    paths.extend(changes(&conn, &chain)?.into_iter().map(|change| change.path));
+    let changes = changes(&conn, &chain)?;
+    let refused = |path: &TreePath, entry: &Entry| gitname::refused(path, entry.kind);
+    names_taken(changes.iter().filter(|it| it.after.as_ref().is_some_and(|after| refused(&it.path, after))))?;
+    paths.extend(changes.into_iter().map(|change| change.path));
     let contents = Contents { store, conn: &conn, branch: Some(branch), chain: &chain };
     let mut stream = FastImport::new(&scratch, &contents)?;
     let seconds = store.inner.options.clock.now_ms() / 1_000;
@@ -67,7 +71,9 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     stream.commit_by(OURS, &format!("{author} {seconds} +0000"), to.message.as_bytes(), from.as_bytes())?;
     let mut puts = Vec::new();
     for path in &paths {
-        match entries::lookup(&conn, &chain, path)?.filter(in_tree) {
+        // Of the base, what their own git would not add stays out.
+        let entry = entries::lookup(&conn, &chain, path)?.filter(in_tree);
+        match entry.filter(|entry| !refused(path, entry)) {
             Some(entry) => puts.push((path, entry)),
             None => stream.put(path, None)?,
         }

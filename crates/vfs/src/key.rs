@@ -1,8 +1,8 @@
 //! The key of the audit chain: 32 random bytes in a file that only the runner's user can read.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// The key under which rows are chained.
@@ -34,13 +34,7 @@ impl AuditKey {
 
     /// Writes the key so that it survives a power cut, or not at all.
     pub(crate) fn save(&self, path: &Path) -> io::Result<()> {
-        let tmp = path.with_extension("new");
-        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&tmp)?;
-        file.write_all(&self.0)?;
-        file.sync_all()?;
-        std::fs::rename(&tmp, path)?;
-        let dir = path.parent().unwrap_or(Path::new("."));
-        File::open(dir)?.sync_all()
+        crate::replace::replace(path, &self.0)
     }
 
     /// A hasher under this key.

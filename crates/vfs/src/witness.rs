@@ -1,15 +1,11 @@
 //! The end of the audit as it was at some time, in a file beside the database: who cuts rows off its end, and puts an older
 //! head back, has to know of this file, too. Against who puts the whole directory back to what it was, nothing in it helps.
 
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
-
 use crate::audit::Head;
 use crate::db::{Db, DbError};
 use crate::key::AuditKey;
 use crate::layout::Layout;
+use crate::replace::replace;
 use crate::store::Store;
 
 /// What the file says.
@@ -57,14 +53,5 @@ pub(crate) fn note(db: &Db, key: &AuditKey, layout: &Layout) -> Result<(), DbErr
         }
         Witness::Head(_) | Witness::Bad(_) => {}
     }
-    place(&layout.audit_head(), &head.encode(key)).map_err(DbError::File)
-}
-
-fn place(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
-    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    replace(&layout.audit_head(), &head.encode(key)).map_err(DbError::File)
 }

@@ -93,27 +93,29 @@ impl Store {
                 some(&list.nested)
             ));
         }
-        let identity = identity(history.as_ref(), &draft, &warnings)?;
+        let identity = identity(history.as_ref(), &draft)?;
         let now_s = draft.now_s()?;
         let survey = copy::survey(root.as_fd(), &list.paths, cancel)?;
         let key = survey_key(&top, source.include_ignored);
-        if let Some(files) = self.known_survey(&key, &survey)?
+        if let Some((files, of_files)) = self.known_survey(&key, &survey)?
             && let Some(base) = self.lease(&content(&identity, &files))?
         {
-            return Ok(base);
+            warnings.extend(of_files);
+            return Ok(BaseInfo { warnings, ..base });
         }
         progress(&format!("copying {}", counted(list.paths.len() as u64, "file")));
         let paths = list.paths.into_iter().collect();
         let copied = copy::copy(root.as_fd(), paths, &draft.tree(), now_s - AGE_S, cancel)?;
         let files = files_digest(&copied);
+        let of_files = warnings_of(&copied);
         if survey.newest_s < now_s - AGE_S {
-            self.remember_survey(&key, &survey, &files)?;
+            self.remember_survey(&key, &survey, &files, &of_files)?;
         }
+        warnings.extend(of_files);
         let content = content(&identity, &files);
         if let Some(base) = self.lease(&content)? {
-            return Ok(base);
+            return Ok(BaseInfo { warnings, ..base });
         }
-        warn_of(&copied, &mut warnings);
         if history.is_some() {
             refresh_index(&draft)?;
         }
@@ -130,17 +132,32 @@ impl Store {
         self.keep(&draft, about, &how, progress)
     }
 
-    /// The digest of the files that looked like this when they were last copied.
-    fn known_survey(&self, key: &str, survey: &Survey) -> Result<Option<blake3::Hash>, DbError> {
+    /// The digest of the files that looked like this when they were last copied, and what was warned of then.
+    fn known_survey(
+        &self,
+        key: &str,
+        survey: &Survey,
+    ) -> Result<Option<(blake3::Hash, Vec<String>)>, DbError> {
         let conn = self.inner.db.read();
         let mut statement = conn.prepare_cached("SELECT value FROM meta WHERE key = ?1")?;
-        let value: Option<[u8; 64]> = statement.query_row([key], |row| row.get(0)).optional()?;
-        let found = value.filter(|value| value[..32] == *survey.digest.as_bytes());
-        Ok(found.and_then(|value| blake3::Hash::from_slice(&value[32..]).ok()))
+        let value: Option<Vec<u8>> = statement.query_row([key], |row| row.get(0)).optional()?;
+        let known = |value: Vec<u8>| {
+            let rest = value.strip_prefix(survey.digest.as_bytes())?;
+            let (files, warnings) = rest.split_at_checked(blake3::OUT_LEN)?;
+            Some((blake3::Hash::from_slice(files).ok()?, serde_json::from_slice(warnings).ok()?))
+        };
+        Ok(value.and_then(known))
     }
 
-    fn remember_survey(&self, key: &str, survey: &Survey, files: &blake3::Hash) -> Result<(), DbError> {
-        let value = [survey.digest.as_bytes().as_slice(), files.as_bytes()].concat();
+    fn remember_survey(
+        &self,
+        key: &str,
+        survey: &Survey,
+        files: &blake3::Hash,
+        warnings: &[String],
+    ) -> Result<(), DbError> {
+        let warnings = serde_json::to_vec(warnings).map_err(|error| DbError::Damaged(error.to_string()))?;
+        let value = [survey.digest.as_bytes().as_slice(), files.as_bytes(), &warnings].concat();
         self.inner.db.write(|tx| {
             tx.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?1, ?2)", params![key, value])?;
             Ok(())
@@ -235,12 +252,8 @@ impl Parts {
     }
 }
 
-/// What decides the base beside its files: history, what is staged, what was warned of.
-fn identity(
-    history: Option<&History>,
-    draft: &Draft,
-    warnings: &[String],
-) -> Result<blake3::Hash, FreezeError> {
+/// What decides the base beside its files: history, and what is staged.
+fn identity(history: Option<&History>, draft: &Draft) -> Result<blake3::Hash, FreezeError> {
     let mut parts = Parts::default();
     if let Some(history) = history {
         parts.add(history.mirror.id.as_bytes());
@@ -248,9 +261,6 @@ fn identity(
         parts.add(history.commit.as_deref().unwrap_or_default().as_bytes());
         parts.add(&Git::at(&draft.git_dir()).run(&["ls-files", "-z", "--stage", "-t"])?);
         parts.add(&read_small(&draft.git_dir().join("MERGE_HEAD")).unwrap_or_default());
-    }
-    for warning in warnings {
-        parts.add(warning.as_bytes());
     }
     Ok(parts.0.finalize())
 }
@@ -439,7 +449,9 @@ fn refresh_index(draft: &Draft) -> Result<(), FreezeError> {
     Ok(())
 }
 
-fn warn_of(copied: &Outcome, warnings: &mut Vec<String>) {
+/// Warnings of the files; a base may be found again by a freeze that has others.
+fn warnings_of(copied: &Outcome) -> Vec<String> {
+    let mut warnings = Vec::new();
     if !copied.special.is_empty() {
         let names: Vec<String> = copied.special.iter().map(ToString::to_string).collect();
         warnings.push(format!("fifos, sockets and devices were left out: {}", some(&names)));
@@ -449,4 +461,5 @@ fn warn_of(copied: &Outcome, warnings: &mut Vec<String>) {
             if copied.lfs_pointers == 1 { "file is a Git LFS pointer" } else { "files are Git LFS pointers" };
         warnings.push(format!("{} {pointers}, not the content", copied.lfs_pointers));
     }
+    warnings
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::{Cancel, FreezeError, gc, repo};
 use crate::git::{Git, UPLOAD_PACK};
 use crate::layout::Layout;
+use crate::replace::replace;
 
 /// Packs of a mirror above which they are made one.
 const PACKS_MAX: usize = 24;
@@ -170,7 +171,7 @@ impl Mirror {
         }
         // Without a commit there, `HEAD` must not resolve to an older one here.
         let head = remote.head.as_ref().map_or_else(|| "ref: refs/tendon/none\n".into(), Head::text);
-        std::fs::write(self.dir.join("HEAD"), head).map_err(FreezeError::Store)?;
+        replace(&self.dir.join("HEAD"), head.as_bytes()).map_err(FreezeError::Store)?;
         self.tidy()
     }
 

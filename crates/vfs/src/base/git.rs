@@ -231,7 +231,7 @@ fn submodules(draft: &Draft) -> Result<Vec<String>, FreezeError> {
 }
 
 /// The first names of a list, for a warning.
-pub(super) fn some(names: &[String]) -> String {
+pub(crate) fn some(names: &[String]) -> String {
     let more = names.len().saturating_sub(NAMES_MAX);
     let first = names[..names.len() - more].join(", ");
     if more == 0 { first } else { format!("{first} and {more} more") }

@@ -37,6 +37,7 @@ pub use cancel::Cancel;
 pub use dir::DirSource;
 pub use gc::{GcError, GcReport};
 pub use git::GitSource;
+pub(crate) use git::some;
 pub(crate) use repo::{REFS_MAX, Repo, has_odd};
 
 /// Threads that hash and copy.

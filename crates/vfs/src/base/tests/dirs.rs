@@ -64,6 +64,26 @@ fn an_unchanged_directory_is_the_same_base() {
     assert_ne!(committed.git_head, changed.git_head);
 }
 
+fn fifo(path: &Path) {
+    let mode = rustix::fs::Mode::from_raw_mode(0o644);
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+}
+
+#[test]
+fn a_freeze_warns_of_what_it_met_whoever_made_the_base() {
+    let f = Fixture::new();
+    let dir = temp_dir("warned");
+    testkit::fixtures::write(&dir.path().join("a"), "x");
+    let plain = f.dir(dir.path());
+    assert!(plain.warnings.is_empty(), "{:?}", plain.warnings);
+    fifo(&dir.path().join("pipe"));
+    let warned = f.dir(dir.path());
+    assert_eq!(warned.id, plain.id);
+    assert!(warned.warnings[0].contains("pipe"), "{:?}", warned.warnings);
+    std::fs::remove_file(dir.path().join("pipe")).unwrap();
+    assert!(f.dir(dir.path()).warnings.is_empty());
+}
+
 #[test]
 fn a_directory_without_git_is_taken_whole() {
     let f = Fixture::new();
@@ -74,14 +94,7 @@ fn a_directory_without_git_is_taken_whole() {
     let old = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(1_500_000_000_123_456_789);
     std::fs::File::open(dir.path().join("a/b")).unwrap().set_modified(old).unwrap();
     std::fs::File::open(dir.path().join("a")).unwrap().set_modified(old).unwrap();
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        dir.path().join("pipe"),
-        rustix::fs::FileType::Fifo,
-        rustix::fs::Mode::from_raw_mode(0o600),
-        0,
-    )
-    .unwrap();
+    fifo(&dir.path().join("pipe"));
     let base = f.dir(dir.path());
     assert_eq!(f.files(&base), [".gitignore", "a/b"]);
     assert!(f.tree(&base).join("empty").is_dir());
@@ -240,6 +253,7 @@ fn files_that_were_looked_at_before_are_found_again_without_reading() {
     let f = Fixture::new();
     let dir = temp_dir("again");
     let path = dir.path().join("file");
+    fifo(&dir.path().join("pipe"));
     std::fs::write(&path, "1").unwrap();
     // Change times can't be set: only old files are trusted by their looks, so wait until this one is.
     let old = || std::os::unix::fs::MetadataExt::ctime(&std::fs::metadata(&path).unwrap());
@@ -258,7 +272,10 @@ fn files_that_were_looked_at_before_are_found_again_without_reading() {
         f.store.freeze_dir(&source, &progress).unwrap()
     };
     let first = freeze();
-    assert_eq!((freeze().id, copied.get()), (first.id.clone(), 1));
+    let again = freeze();
+    assert_eq!((&again.id, copied.get()), (&first.id, 1));
+    assert!(!first.warnings.is_empty());
+    assert_eq!(again.warnings, first.warnings, "what is not read again is told again");
     // The same size and modification time, but another content.
     let time = std::fs::metadata(&path).unwrap().modified().unwrap();
     std::fs::write(&path, "2").unwrap();

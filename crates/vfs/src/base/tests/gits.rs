@@ -286,9 +286,17 @@ fn a_head_without_commits_is_not_an_older_one() {
     let f = Fixture::new();
     let (repo, _) = repo();
     f.git(repo.path(), "HEAD").unwrap();
+    // Nothing of a mirror is written in place: a kill halfway would leave it without a head.
+    let mirrors = std::fs::read_dir(f.store.inner.layout.mirrors()).unwrap();
+    let mirror = mirrors.map(|entry| entry.unwrap().path()).find(|path| path.is_dir()).unwrap();
+    let (head, link) = (mirror.join("HEAD"), mirror.join("link"));
+    std::fs::hard_link(&head, &link).unwrap();
+    let before = std::fs::read(&head).unwrap();
     repo.git(&["symbolic-ref", "HEAD", "refs/heads/none"]);
     assert_eq!(f.git(repo.path(), "HEAD").unwrap_err().code(), Code::NotFound);
     assert!(f.git(repo.path(), "main").is_ok());
+    assert_ne!(std::fs::read(&head).unwrap(), before);
+    assert_eq!(std::fs::read(&link).unwrap(), before);
 }
 
 #[test]
