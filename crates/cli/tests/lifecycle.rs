@@ -165,3 +165,37 @@ fn what_can_not_be_captured_fails_a_verify_and_refuses_a_fork() {
     tendon.text(&["branch", "exec", "fix", "--", "sh", "-c", "rm -rf nnnn*"]);
     tendon.run(&["branch", "fork", "fix"]).expect(0);
 }
+
+#[test]
+fn what_a_command_left_running_writes_is_not_the_next_ones_alone() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let exec = |script: &str| {
+        let ran = tendon.run(&["branch", "exec", "--json", "fix", "--", "sh", "-c", script]);
+        let report: serde_json::Value = serde_json::from_str(&ran.expect(0).stdout).unwrap();
+        format!("exec:{}", report["report"]["exec"].as_str().or(report["exec"].as_str()).unwrap())
+    };
+    // Writes one file soon, before the next command, and one while that runs.
+    let first = exec(
+        "(sleep 0.3; echo 1 > before; until [ -e go ]; do sleep 0.05; done; echo 2 > beside; sleep 60) > /dev/null 2>&1 &",
+    );
+    std::thread::sleep(Duration::from_millis(800));
+    let second = exec("echo > go; until [ -e beside ]; do sleep 0.05; done");
+    let sql = "select cast(path as text) as path, actor from audit where op = 'add' and path in \
+               (cast('before' as blob), cast('go' as blob), cast('beside' as blob))";
+    let rows = tendon.json(0, &["audit", "sql", sql])["rows"].clone();
+    let by = |path: &str| {
+        let row = rows
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row[0] == path)
+            .unwrap_or_else(|| panic!("{path}: {rows}"));
+        row[1].as_str().unwrap().to_owned()
+    };
+    assert_eq!(by("before"), first);
+    // Either may have.
+    assert_eq!((by("go"), by("beside")), (format!("{second}+{first}"), format!("{second}+{first}")));
+}

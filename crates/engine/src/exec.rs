@@ -117,6 +117,7 @@ async fn run(
     let confined = grant.limits.clone();
     disk::check_room(runner).await.map_err(below)?;
     let lease = runner.inner.warm.lease(runner, &branch, grant, &actor).await.map_err(below)?;
+    lease.capture_others().await;
     let disk_end = disk::End::from_now(runner, &branch, &lease.hand, disk_bytes_max).await;
     let disk_end = disk_end.map_err(ExecError::Below)?;
     lease.set_disk_end(disk_end);
@@ -156,7 +157,7 @@ async fn run(
         lease.lingering();
     }
     let scanned = branch.clone();
-    let writers = lease.writers();
+    let (writers, actor) = (lease.writers(), lease.may_have_written());
     let scan = runner.with_store(move |store| match writers {
         Writers::MayLive => store.scan_live(&scanned, &actor, Some(&detail)),
         Writers::Gone => store.scan(&scanned, &actor, Some(&detail)),

@@ -168,7 +168,7 @@ impl Runner {
         let _turn = self.inner.warm.turn(&branch).await;
         if let Some((hand, writer)) = self.inner.warm.running_hand(&branch) {
             let frozen = Frozen::new(hand, branch.clone()).await.map_err(FreezeError).map_err(Below::new)?;
-            // What runs wrote what is found now, and not who forks. Of several execs the oldest is named.
+            // What runs wrote what is found now, and not who forks.
             let forked = self.with_store(move |store| {
                 store.fork_branch(&branch, name.as_deref(), &actor, ForkBusy::Frozen(&writer))
             });

@@ -32,6 +32,7 @@ use crate::meter::{self, Call, Ended, LEFTOVERS_ENDED, Outlet, Passed};
 use crate::recent::Recent;
 use crate::record::Changes;
 use crate::runner::Runner;
+use crate::warm::any_of;
 
 /// Why a verify could not be run. What its commands did wrong is in the report instead.
 #[derive(Debug, thiserror::Error)]
@@ -178,8 +179,8 @@ struct Ran {
     commands: Vec<CommandReport>,
     changes: Changes,
     audit: Option<(u64, u64)>,
-    /// Background processes of a command may be at work.
-    lingering: bool,
+    /// Commands whose background processes may be at work.
+    lingering: Vec<Actor>,
     /// Something on the branch is not in its tree hash.
     unscannable: Option<String>,
     warnings: Vec<String>,
@@ -292,10 +293,14 @@ impl Run<'_> {
         let result = self.commands(&stage, &mut ran).await;
         // What the hand's background processes wrote last is captured after they are gone.
         hand.stop().await;
-        ran.lingering = !hand.is_gone();
+        let wrote = any_of(&ran.lingering).unwrap_or_else(|| Actor::verify(&self.id));
+        match hand.is_gone() {
+            true => ran.lingering.clear(),
+            false => ran.lingering.push(wrote.clone()),
+        }
         drop(root);
         result?;
-        let last = self.scan(&ground.branch, &Actor::verify(&self.id), None, &mut ran).await;
+        let last = self.scan(&ground.branch, &wrote, None, &mut ran).await;
         last.map(|_| ran)
     }
 
@@ -347,6 +352,10 @@ impl Run<'_> {
             wall_ms_max: None,
         };
         let (branch, hand) = (stage.branch, stage.hand);
+        // What earlier commands left behind wrote until now is not this one's.
+        if let Some(others) = any_of(&ran.lingering) {
+            self.scan(branch, &others, None, ran).await?;
+        }
         let call = Call {
             runner: self.runner,
             branch,
@@ -362,13 +371,15 @@ impl Run<'_> {
         };
         let ended = meter::run(call, &mut outlet).await;
         // What an earlier command left behind may write as well.
-        ran.lingering |= ended.lingering;
+        let actor = Actor::exec(&exec).or(&ran.lingering);
+        if ended.lingering {
+            ran.lingering.push(Actor::exec(&exec));
+        }
         // A hand that is lost was ended.
-        ran.lingering &= !stage.hand.is_gone();
         if ended.leftovers_ended {
             ran.warnings.push(format!("before `{}`: {LEFTOVERS_ENDED}", join_command(argv)));
         }
-        let changed = self.scan(branch, &Actor::exec(&exec), Some(join_command(argv)), ran).await?;
+        let changed = self.scan(branch, &actor, Some(join_command(argv)), ran).await?;
         let mut report = report(phase, argv, exec, ended, outlet, changed);
         let hint = hints::offline(&report).map(str::to_owned);
         ran.warnings.extend(hint.filter(|hint| !ran.warnings.contains(hint)));
@@ -384,7 +395,7 @@ impl Run<'_> {
         ran: &mut Ran,
     ) -> Result<ChangedFiles, VerifyError> {
         let (branch, actor) = (branch.clone(), actor.clone());
-        let live = ran.lingering;
+        let live = !ran.lingering.is_empty();
         let scan = self.runner.with_store(move |store| match live {
             true => store.scan_live(&branch, &actor, detail.as_deref()),
             false => store.scan(&branch, &actor, detail.as_deref()),

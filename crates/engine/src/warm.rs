@@ -88,7 +88,7 @@ struct Warm {
     running: Vec<Actor>,
     used: Instant,
     /// Whose background processes may still write.
-    lingering: Option<Actor>,
+    lingering: Vec<Actor>,
     /// The branch may not be larger than this: set by the last exec that started.
     disk_end: disk::End,
     watched: Arc<Watched>,
@@ -116,7 +116,8 @@ impl Lease {
     /// Notes that the exec left processes behind.
     pub(crate) fn lingering(&self) {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
-            warm.lingering = Some(self.actor.clone());
+            warm.lingering.retain(|actor| *actor != self.actor);
+            warm.lingering.push(self.actor.clone());
         }
     }
 
@@ -126,7 +127,7 @@ impl Lease {
         let warm = &self.runner.inner.warm;
         let _turn = warm.turn(&self.branch).await;
         let lingering = match warm.slots().get(&self.branch) {
-            Some(warm) if warm.running.len() == 1 => warm.lingering.clone(),
+            Some(warm) if warm.running.len() == 1 => any_of(&warm.lingering),
             Some(_) | None => return false,
         };
         if !ended_leftovers(&self.hand).await {
@@ -145,6 +146,28 @@ impl Lease {
         self.runner.inner.warm.slots().get(&self.branch).is_none_or(|warm| warm.running.len() == 1)
     }
 
+    /// Who may have written what is found on the branch now: the exec, those that run beside it, and what was left behind.
+    pub(crate) fn may_have_written(&self) -> Actor {
+        let slots = self.runner.inner.warm.slots();
+        match slots.get(&self.branch) {
+            Some(warm) => self.actor.clone().or(warm.running.iter().chain(&warm.lingering)),
+            None => self.actor.clone(),
+        }
+    }
+
+    /// Captures what those wrote who may write before the exec starts, so that it is not taken for the exec's.
+    pub(crate) async fn capture_others(&self) {
+        let others = {
+            let slots = self.runner.inner.warm.slots();
+            let Some(warm) = slots.get(&self.branch) else { return };
+            let running = warm.running.iter().filter(|actor| **actor != self.actor);
+            any_of(&running.chain(&warm.lingering).cloned().collect::<Vec<_>>())
+        };
+        if let Some(others) = others {
+            capture(&self.runner, &self.branch, &others, Writers::MayLive).await;
+        }
+    }
+
     /// Whether other processes may write to the branch: another exec's, or what an earlier one left behind.
     pub(crate) fn writers(&self) -> Writers {
         if self.hand.is_gone() {
@@ -155,7 +178,7 @@ impl Lease {
         }
         let slots = self.runner.inner.warm.slots();
         match slots.get(&self.branch) {
-            Some(warm) if warm.running.len() > 1 || warm.lingering.is_some() => Writers::MayLive,
+            Some(warm) if warm.running.len() > 1 || !warm.lingering.is_empty() => Writers::MayLive,
             Some(_) | None => Writers::Gone,
         }
     }
@@ -201,14 +224,15 @@ impl WarmHands {
 
     /// Hands whose background processes may still be at work.
     pub(crate) fn lingering(&self) -> usize {
-        self.slots().values().filter(|warm| warm.lingering.is_some()).count()
+        self.slots().values().filter(|warm| !warm.lingering.is_empty()).count()
     }
 
-    /// The branch's hand, if something runs in it, and the exec that has run longest.
+    /// The branch's hand, if something runs in it, and who may write there.
     pub(crate) fn running_hand(&self, branch: &BranchId) -> Option<(Hand, Actor)> {
         let slots = self.slots();
         let warm = slots.get(branch)?;
-        Some((warm.hand.clone(), warm.running.first()?.clone()))
+        let (first, others) = warm.running.split_first()?;
+        Some((warm.hand.clone(), first.clone().or(others.iter().chain(&warm.lingering))))
     }
 
     /// Whether no process can write to the branch any more. The caller holds the branch's turn.
@@ -230,7 +254,7 @@ impl WarmHands {
 
     fn forget_background(&self, branch: &BranchId) {
         if let Some(warm) = self.slots().get_mut(branch) {
-            warm.lingering = None;
+            warm.lingering.clear();
         }
     }
 
@@ -272,7 +296,7 @@ impl WarmHands {
             limits,
             running: vec![actor.clone()],
             used: Instant::now(),
-            lingering: None,
+            lingering: Vec::new(),
             disk_end: disk::End::NONE,
             watched: watched.clone(),
             _root: root,
@@ -378,6 +402,12 @@ impl WarmHands {
     }
 }
 
+/// Whoever of them it was.
+pub(crate) fn any_of(actors: &[Actor]) -> Option<Actor> {
+    let (first, others) = actors.split_first()?;
+    Some(first.clone().or(others))
+}
+
 /// The limits of the hand itself; wall time is an exec's own.
 fn same_hand(a: &[LimitInForce], b: &[LimitInForce]) -> bool {
     let of_hand = |limit: &&LimitInForce| limit.name != "wall_ms_max";
@@ -387,7 +417,7 @@ fn same_hand(a: &[LimitInForce], b: &[LimitInForce]) -> bool {
 /// Ends a hand, and captures what its background processes wrote last.
 async fn stop(runner: &Runner, branch: &BranchId, warm: Warm) {
     warm.hand.stop().await;
-    if let Some(actor) = warm.lingering {
+    if let Some(actor) = any_of(&warm.lingering) {
         capture(runner, branch, &actor, Writers::Gone).await;
     }
 }
@@ -437,7 +467,7 @@ pub(crate) async fn watch_background(runner: Runner) {
         let warm = &runner.inner.warm;
         let lingering: Vec<(BranchId, Hand, disk::End)> = {
             let slots = warm.slots();
-            let lingering = slots.iter().filter(|(_, warm)| warm.lingering.is_some());
+            let lingering = slots.iter().filter(|(_, warm)| !warm.lingering.is_empty());
             lingering.map(|(branch, warm)| (branch.clone(), warm.hand.clone(), warm.disk_end)).collect()
         };
         let mut over = HashSet::new();
@@ -487,7 +517,7 @@ pub(crate) async fn keep(runner: Runner) {
             let slots = warm.slots();
             slots
                 .iter()
-                .filter_map(|(branch, warm)| Some((branch.clone(), warm.lingering.clone()?)))
+                .filter_map(|(branch, warm)| Some((branch.clone(), any_of(&warm.lingering)?)))
                 .collect()
         };
         for (branch, actor) in lingering {

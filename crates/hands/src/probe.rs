@@ -111,7 +111,7 @@ impl Hands {
         let degraded = hand.confinement().degraded;
         hand.stop().await;
         let without =
-            if degraded.is_empty() { String::new() } else { format!(", without {}", degraded.join(", ")) };
+            if degraded.is_empty() { String::new() } else { format!(", degraded: {}", degraded.join(", ")) };
         Ok(format!("a hand booted and proved its confinement in {took} ms{without}"))
     }
 }

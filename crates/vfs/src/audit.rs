@@ -37,6 +37,9 @@ const HEAD_DOMAIN: &[u8] = b"tendon audit head 1\0";
 const COLUMNS: &str =
     "seq, time_ms, branch, actor, op, path, before, after, kind, class, mode, size, kept, detail, hash";
 
+/// Actors that one row names.
+const ACTORS_MAX: usize = 8;
+
 /// Who did something, as the audit names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Actor(String);
@@ -65,6 +68,25 @@ impl Actor {
     /// Changes that nobody recorded as theirs before somebody else took over.
     pub fn unknown() -> Self {
         Self("unknown".into())
+    }
+    /// Whoever of these and `self` it was: all that could have done it, joined by `+`. An event of its own is `self`'s.
+    #[must_use]
+    pub fn or<'a>(self, others: impl IntoIterator<Item = &'a Actor>) -> Self {
+        let mut names: Vec<String> = self.0.split('+').map(str::to_owned).collect();
+        for name in others.into_iter().flat_map(|other| other.0.split('+')) {
+            if !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+        }
+        if names.len() > ACTORS_MAX {
+            names.truncate(ACTORS_MAX);
+            names.push("unknown".into());
+        }
+        Self(names.join("+"))
+    }
+    /// The first of those that it could have been.
+    pub(crate) fn first(&self) -> Self {
+        Self(self.0.split('+').next().unwrap_or_default().to_owned())
     }
     /// The actor as text.
     pub fn as_str(&self) -> &str {
@@ -244,7 +266,7 @@ pub(crate) fn open_key(db: &Db, path: &Path) -> Result<AuditKey, KeyError> {
 pub struct AuditFilter {
     /// Only this branch.
     pub branch: Option<BranchId>,
-    /// Only this actor.
+    /// Only what this actor did, or may have done.
     pub actor: Option<String>,
     /// Only this path and what lies below it.
     pub path: Option<TreePath>,
@@ -282,7 +304,7 @@ impl Store {
         };
         let sql = format!(
             "SELECT {COLUMNS} FROM audit WHERE seq > ?1 AND seq <= ?2 AND (?3 IS NULL OR branch = ?3)
-             AND (?4 IS NULL OR actor = ?4)
+             AND (?4 IS NULL OR actor = ?4 OR instr('+' || actor || '+', '+' || ?4 || '+'))
              AND (?5 IS NULL OR path = ?5 OR (path >= ?6 AND path < ?7)) ORDER BY seq LIMIT ?8"
         );
         let mut statement = conn.prepare(&sql)?;

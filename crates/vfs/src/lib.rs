@@ -39,6 +39,7 @@ mod rules;
 mod scan;
 mod sql;
 mod store;
+mod times;
 mod tree;
 mod walk;
 mod witness;

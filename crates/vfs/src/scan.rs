@@ -38,10 +38,6 @@ const PATHS_MAX: usize = 1_000;
 const PATHS_BYTES_MAX: usize = 256 * 1024;
 /// Tree hashes that are remembered.
 const TREES_MAX: usize = 4_096;
-/// While writers live, a file that changed less than this ago is read again at the next scan: a page that is mapped
-/// and dirty takes more writes without a new timestamp until the kernel has written it out, after about 35 s.
-const MAPPED_NS_MAX: i64 = 60_000_000_000;
-
 /// Stands for the identity of a file that lies in a sealed layer while the open layer says in which class it is now.
 const THROUGH: StatId = StatId { ctime_ns: -1, mtime_ns: 0, ino: 0 };
 
@@ -265,7 +261,8 @@ impl Store {
         let conn = self.inner.db.reader()?;
         let layers = Layers::of(&conn, branch)?.ok_or_else(|| ScanError::NoBranch(branch.clone()))?;
         let io_error = |source| ScanError::Io { branch: branch.clone(), source };
-        let made_ns = made_ns(&dir.with_file_name("made"));
+        // Where times say little, no file is as it was copied.
+        let made_ns = if self.inner.times.trusted { made_ns(&dir.with_file_name("made")) } else { 0 };
         let dir = File::open(dir).map_err(io_error)?;
         let marks = if layers.copy { Marks::None } else { marks() };
         let mut seen = None;

@@ -13,6 +13,7 @@ use crate::clock::Clock;
 use crate::db::{Db, DbError};
 use crate::key::AuditKey;
 use crate::layout::Layout;
+use crate::times::Times;
 
 /// Which engine new branches get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +129,7 @@ pub(crate) struct Inner {
     pub(crate) blobs: Blobs,
     pub(crate) key: AuditKey,
     pub(crate) leases: crate::base::Leases,
+    pub(crate) times: Times,
     pub(crate) capture: crate::scan::Shared,
     /// Dropped before the lock: what it still removes belongs to this store.
     pub(crate) live: crate::live::Live,
@@ -135,7 +137,16 @@ pub(crate) struct Inner {
     _lock: File,
 }
 
+/// What people are told of a state directory whose file system's times say little.
+const UNTRUSTED: &str = "the state directory is on a file system whose times don't tell of every write: each capture reads all \
+                         that a branch changed";
+
 impl Store {
+    /// What is slower than it could be because of where the state directory is.
+    pub fn slow_because(&self) -> Option<&'static str> {
+        (!self.inner.times.trusted).then_some(UNTRUSTED)
+    }
+
     /// Opens the state directory, which is made if it is missing.
     pub fn open(dir: &Path, options: StoreOptions) -> Result<Self, OpenError> {
         let io_error = |source| OpenError::Io { dir: dir.to_owned(), source };
@@ -158,7 +169,11 @@ impl Store {
         let leases = crate::base::Leases::default();
         let capture = crate::scan::Shared::default();
         let live = crate::live::Live::default();
-        let inner = Inner { layout, options, db, blobs, key, leases, capture, live, _lock: lock };
+        let times = Times::of(layout.root());
+        if !times.trusted {
+            tracing::warn!("{}", UNTRUSTED);
+        }
+        let inner = Inner { layout, options, db, blobs, key, leases, times, capture, live, _lock: lock };
         let store = Self { inner: Arc::new(inner) };
         store.recover().map_err(|source| OpenError::Recover { dir: dir.to_owned(), source })?;
         store.witness().map_err(|source| OpenError::Db { dir: dir.to_owned(), source })?;

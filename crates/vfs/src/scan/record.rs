@@ -7,8 +7,7 @@ use proto::path::TreePath;
 use proto::verify::{Change as ChangedPath, ChangeStatus, ChangedFiles};
 
 use super::{
-    After, Change, Changes, MAPPED_NS_MAX, PATHS_BYTES_MAX, PATHS_MAX, Scan, ScanError, ScanReport, Scope,
-    THROUGH, Writers,
+    After, Change, Changes, PATHS_BYTES_MAX, PATHS_MAX, Scan, ScanError, ScanReport, Scope, THROUGH, Writers,
 };
 use crate::audit::{Actor, Appender, NewRow};
 use crate::db::DbError;
@@ -59,10 +58,15 @@ impl Scan<'_> {
         unscannable.extend(notes.filter_map(|(_, read)| read.as_ref()?.note.clone()));
         let mut read: BTreeMap<TreePath, Captured> =
             jobs.into_iter().zip(read).filter_map(|(job, read)| read.map(|read| (job.path, read))).collect();
-        if writers == Writers::MayLive {
-            for read in read.values_mut().filter(|read| read.stat.ctime_ns > clock_ns - MAPPED_NS_MAX) {
-                read.stat = StatId::default();
-            }
+        // A page that is mapped and dirty takes more writes without a new time, until it is written back.
+        let times = self.store.inner.times;
+        let young = |read: &Captured| match writers {
+            _ if !times.trusted => true,
+            Writers::MayLive => read.stat.ctime_ns > clock_ns.saturating_sub(times.dirty_ns),
+            Writers::Gone => false,
+        };
+        for read in read.values_mut().filter(|read| young(read)) {
+            read.stat = StatId::default();
         }
         let kept: Vec<_> = read.values().filter(|read| read.kept).filter_map(|read| read.hash).collect();
         hashing::pool().install(|| self.store.inner.blobs.sync_all(&kept)).map_err(blob_error)?;
@@ -167,9 +171,10 @@ impl Scan<'_> {
         self.store.inner.db.write(|tx| {
             let mut rows = Appender::begin(tx, &self.store.inner.key, time_ms)?;
             if detail.is_some() {
-                rows.push(&NewRow::event(self.branch, actor, "exec", detail))?;
+                let first = actor.first();
+                rows.push(&NewRow::event(self.branch, &first, "exec", detail))?;
                 if let Some(told) = told(unscannable) {
-                    rows.push(&NewRow::event(self.branch, actor, "unscannable", Some(&told)))?;
+                    rows.push(&NewRow::event(self.branch, &first, "unscannable", Some(&told)))?;
                 }
             }
             for one in settled {
