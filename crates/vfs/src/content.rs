@@ -9,8 +9,8 @@ use proto::error::{Code, Coded};
 use proto::ids::{BranchId, LayerId};
 use proto::path::TreePath;
 use rusqlite::{Connection, params};
-use rustix::fs::OFlags;
 
+use crate::beneath::{LOOK, READ};
 use crate::blobs::BlobError;
 use crate::db::DbError;
 use crate::entries::{self, Entry, Kind};
@@ -185,12 +185,11 @@ pub(crate) fn layer_dir(branch: &Path) -> PathBuf {
 fn open_in(dir: &Path, at: &TreePath, entry: &Entry) -> io::Result<Box<dyn Read + Send>> {
     let dir = File::open(dir)?;
     if entry.kind == Kind::Symlink {
-        let link = open_beneath(dir.as_fd(), at, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
+        let link = open_beneath(dir.as_fd(), at, LOOK)?;
         let target = rustix::fs::readlinkat(&link, "", Vec::new())?.into_bytes();
         return Ok(Box::new(io::Cursor::new(target)));
     }
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(open_beneath(dir.as_fd(), at, flags)?);
+    let file = File::from(open_beneath(dir.as_fd(), at, READ)?);
     if !file.metadata()?.is_file() {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }

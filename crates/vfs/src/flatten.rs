@@ -18,6 +18,7 @@ use rusqlite::params;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
+use crate::beneath::READ;
 use crate::branch::{damaged, io_code, random};
 use crate::db::DbError;
 use crate::engine::times;
@@ -367,8 +368,7 @@ impl Build<'_> {
     fn copy(&self, path: &TreePath, stat: &rustix::fs::Stat) -> io::Result<()> {
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::RegularFile {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let source = File::from(open_beneath(self.view, path, flags)?);
+            let source = File::from(open_beneath(self.view, path, READ)?);
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let made: OwnedFd =
                 rustix::fs::openat(self.root, path.as_path(), flags, Mode::RUSR | Mode::WUSR)?;

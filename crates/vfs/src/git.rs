@@ -1,10 +1,12 @@
-//! Runs git, with a clean environment and no configuration but ours. The one place of this crate that spawns.
+//! Runs git, with a clean environment and no configuration but ours. This and its `run` are all of this crate that starts
+//! processes.
 //!
 //! A repository that somebody else wrote can name commands in its configuration: hooks, fsmonitor, filters, textconv,
 //! aliases, ssh and credential commands. So the system's and the user's configuration are not read, what a
 //! repository's own could name is overridden, and callers keep to this rule: **only `fetch` and `ls-remote` (which run
-//! `git upload-pack` there, made by git to be safe on a hostile repository) look into a repository that isn't ours**.
-//! Everything else runs in a git directory that this crate made, with at most the user's work tree beside it.
+//! `git upload-pack` there) and an export's `push` (which runs `git receive-pack` there) look into a repository that isn't
+//! ours**: git made these two for strangers. Everything else runs in a git directory that this crate made, with at most
+//! the user's work tree beside it.
 
 mod run;
 

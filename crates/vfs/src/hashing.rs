@@ -15,6 +15,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::beneath::{LOOK, READ};
 use crate::blobs::{BlobError, Blobs, Sync};
 use crate::entries::{Kind, StatId};
 use crate::scan::ScanError;
@@ -144,7 +145,7 @@ fn read_settled(
 ) -> Result<Option<Captured>, Failed> {
     for left in (0..TRIES).rev() {
         let clock = file_clock_ns();
-        let path = match open_beneath(root, &job.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC) {
+        let path = match open_beneath(root, &job.path, LOOK) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
             opened => opened?,
         };
@@ -192,10 +193,9 @@ fn read_settled(
 /// Opens for reading what `path` stands for. A file that its owner has closed to itself is opened through a moment
 /// of permission.
 fn open_file(root: BorrowedFd<'_>, job: &Job, path: BorrowedFd<'_>) -> Result<File, Failed> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let opened = match open_beneath(root, &job.path, flags | OFlags::NOATIME) {
+    let opened = match open_beneath(root, &job.path, READ | OFlags::NOATIME) {
         // Not the owner.
-        Err(Errno::PERM) => open_beneath(root, &job.path, flags),
+        Err(Errno::PERM) => open_beneath(root, &job.path, READ),
         opened => opened,
     };
     let fd = match opened {
@@ -203,7 +203,7 @@ fn open_file(root: BorrowedFd<'_>, job: &Job, path: BorrowedFd<'_>) -> Result<Fi
             let mode = Mode::from_raw_mode(u32::from(statx(path)?.stx_mode) & 0o7777);
             let name = format!("/proc/self/fd/{}", rustix::fd::AsRawFd::as_raw_fd(&path));
             rustix::fs::chmod(&name, mode | Mode::RUSR)?;
-            let opened = open_beneath(root, &job.path, flags);
+            let opened = open_beneath(root, &job.path, READ);
             rustix::fs::chmod(&name, mode)?;
             opened?
         }
@@ -299,7 +299,7 @@ pub(crate) fn hash_stream(content: &mut dyn Read) -> io::Result<(blake3::Hash, u
 
 /// What is known of a file that can't be read.
 fn unreadable(root: BorrowedFd<'_>, path: &TreePath, error: &io::Error) -> Option<Captured> {
-    let fd = open_beneath(root, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC).ok()?;
+    let fd = open_beneath(root, path, LOOK).ok()?;
     let stat = statx(fd.as_fd()).ok()?;
     let kind = match FileType::from_raw_mode(u32::from(stat.stx_mode)) {
         FileType::RegularFile => Kind::File,

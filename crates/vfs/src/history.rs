@@ -12,6 +12,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
+use crate::beneath::{NEW, READ};
 use crate::content::{Content, ContentError, Contents};
 use crate::db::DbError;
 use crate::entries::{self, Class, Entry, Kind, StatId};
@@ -366,8 +367,7 @@ impl Writer<'_> {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&parent, path.file_name(), flags, Mode::from_raw_mode(0o600))?;
+        let fd = rustix::fs::openat(&parent, path.file_name(), NEW, Mode::from_raw_mode(0o600))?;
         let mut file = std::fs::File::from(fd);
         io::copy(content, &mut file)?;
         self.own(parent.as_fd(), path)?;
@@ -376,8 +376,7 @@ impl Writer<'_> {
     }
 
     fn chmod(&self, path: &TreePath, mode: u32) -> Result<(), Errno> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = open_beneath(self.root, path, flags)?;
+        let fd = open_beneath(self.root, path, READ)?;
         rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))
     }
 

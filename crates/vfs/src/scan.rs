@@ -18,10 +18,10 @@ use proto::ids::{BranchId, LayerId};
 use proto::path::TreePath;
 use proto::verify::ChangedFiles;
 use rusqlite::{Connection, OptionalExtension};
-use rustix::fs::OFlags;
 
 pub(crate) use self::record::op;
 use crate::audit::Actor;
+use crate::beneath::READ;
 use crate::blobs::BlobError;
 use crate::content::{Contents, layer_dir};
 use crate::db::DbError;
@@ -343,8 +343,7 @@ impl RuleSource for Scan<'_> {
             if seen.what != What::File || seen.size > RULES_BYTES_MAX {
                 return None;
             }
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let file = File::from(open_beneath(self.dir, path, flags).ok()?);
+            let file = File::from(open_beneath(self.dir, path, READ).ok()?);
             let mut out = Vec::new();
             let regular = file.metadata().ok()?.is_file();
             let read = io::Read::read_to_end(&mut io::Read::take(file, RULES_BYTES_MAX), &mut out);

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use rustix::fs::Mode;
+use rustix::fs::{Mode, OFlags};
 
 use super::*;
 use crate::EngineChoice;

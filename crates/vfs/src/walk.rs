@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
+use crate::beneath::{OPEN_DIR, READ};
 use crate::entries::StatId;
 
 /// Bytes of directory entries that one system call gives.
@@ -273,16 +274,14 @@ fn below(path: &TreePath, parent: &Below, redirect: Option<Vec<u8>>, marks: Mark
 }
 
 fn is_marked(dir: BorrowedFd<'_>, name: &CStr, marks: Marks) -> bool {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(fd) = rustix::fs::openat(dir, name, flags, Mode::empty()) else { return false };
+    let Ok(fd) = rustix::fs::openat(dir, name, READ, Mode::empty()) else { return false };
     xattr(fd.as_fd(), marks.name("whiteout").as_deref()).is_some()
 }
 
 fn open_dir(root: BorrowedFd<'_>, path: Option<&TreePath>) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match path {
-        None => rustix::fs::openat(root, ".", flags, Mode::empty()),
-        Some(path) => open_beneath(root, path, flags),
+        None => rustix::fs::openat(root, ".", OPEN_DIR, Mode::empty()),
+        Some(path) => open_beneath(root, path, OPEN_DIR),
     }
 }
 

@@ -394,8 +394,20 @@ pub(crate) use staged::{Replaced, STAGED, Staged, is_staged};
 pub use tree::DiskUse;
 pub(crate) use tree::{copy_dir, disk_use, remove, remove_tree};
 
-const OPEN_DIR: OFlags =
+/// Opens a directory to list it.
+pub(crate) const OPEN_DIR: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Opens a file to read it. A fifo in its place opens at once, too: look at what was opened.
+pub(crate) const READ: OFlags = OFlags::RDONLY
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::CLOEXEC);
+/// Makes a file where nothing is.
+pub(crate) const NEW: OFlags =
+    OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// Opens whatever lies there, a symbolic link itself, only to look at it.
+pub(crate) const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Removes directories that were just made, if they are still empty.
 pub(crate) fn remove_dirs(root: BorrowedFd<'_>, made: &[TreePath]) {

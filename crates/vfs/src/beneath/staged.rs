@@ -7,11 +7,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use proto::path::TreePath;
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, RenameFlags, Uid};
 use rustix::io::Errno;
 
 use super::tree::remove_at;
-use super::{BeneathError, OPEN_DIR, Owner, RESOLVE_TRIES, fail, own, parent};
+use super::{BeneathError, NEW, OPEN_DIR, Owner, RESOLVE_TRIES, fail, own, parent};
 
 /// What the names of files begin with that are about to replace others. Such names are ours: whatever has one after
 /// the runner was killed is removed.
@@ -44,8 +44,7 @@ impl Staged {
             Ok(_) | Err(_) => owner,
         };
         let name = staged_name().map_err(io_error)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&parent, &*name, flags, Mode::from_raw_mode(0o600)).map_err(&fail)?;
+        let fd = rustix::fs::openat(&parent, &*name, NEW, Mode::from_raw_mode(0o600)).map_err(&fail)?;
         let staged = Self { parent, name, placed: false };
         let mut file = File::from(fd);
         io::copy(content, &mut file).map_err(io_error)?;

@@ -13,7 +13,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags
 use rustix::io::Errno;
 
 use super::staged::Staged;
-use super::{BeneathError, FileKind, OPEN_DIR, fail, names, parent, reopen};
+use super::{BeneathError, FileKind, LOOK, NEW, OPEN_DIR, fail, names, parent, reopen};
 
 /// The most files and directories that one removal takes.
 const REMOVE_NAMES_MAX: u64 = 5_000_000;
@@ -145,8 +145,7 @@ fn copy_inside(source: OwnedFd, target: OwnedFd) -> Result<(), Errno> {
             stack.pop();
             continue;
         };
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let at = rustix::fs::openat(&*from, &*name, flags, Mode::empty())?;
+        let at = rustix::fs::openat(&*from, &*name, LOOK, Mode::empty())?;
         let stat = rustix::fs::fstat(&at)?;
         match FileKind::of(stat.st_mode) {
             FileKind::Dir if depth >= DEPTH_MAX => return Err(Errno::NAMETOOLONG),
@@ -184,8 +183,7 @@ fn own_like(dir: BorrowedFd<'_>, name: &CStr, stat: &rustix::fs::Stat) -> Result
 
 fn copy_file(at: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, size: u64) -> Result<(), Errno> {
     let source = reopen(at, OFlags::RDONLY)?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let target = File::from(rustix::fs::openat(to, name, flags, Mode::RUSR | Mode::WUSR)?);
+    let target = File::from(rustix::fs::openat(to, name, NEW, Mode::RUSR | Mode::WUSR)?);
     sys::reflink::copy(&source, &target, size)
         .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
     look_like(source.as_fd(), target.as_fd())

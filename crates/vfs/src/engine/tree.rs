@@ -13,6 +13,7 @@ use rayon::prelude::*;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
+use crate::beneath::READ;
 use crate::hashing;
 use crate::walk::{Marks, What, open_beneath, walk};
 
@@ -104,8 +105,7 @@ impl Job<'_> {
     }
 
     fn file(&self, path: &TreePath) -> io::Result<()> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let source = File::from(open_beneath(self.from, path, flags)?);
+        let source = File::from(open_beneath(self.from, path, READ)?);
         let stat = rustix::fs::fstat(&source)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let target = rustix::fs::openat(self.to, path.as_path(), flags, Mode::from_raw_mode(0o600))?;
