@@ -341,7 +341,7 @@ impl Hand {
         Ok(())
     }
 
-    /// Kills all of it and returns when nothing is left, or after [`STOP_PATIENCE`]: see [`Hand::is_gone`].
+    /// Kills all of it and returns when nothing is left, or after some seconds: see [`Hand::is_gone`].
     pub async fn stop(&self) {
         self.inner.process.kill();
         if timeout(STOP_PATIENCE, self.inner.process.gone()).await.is_err() {

@@ -21,7 +21,7 @@ const REMOVE_NAMES_MAX: u64 = 5_000_000;
 /// The deepest directory that is followed below the one that was named: each level takes a descriptor.
 const DEPTH_MAX: usize = 700;
 
-/// Levels of a tree that are held open while it is measured.
+/// Levels of a tree that are held open while it is measured or removed.
 const OPEN_LEVELS_MAX: usize = 64;
 
 /// What a file counts for at least when disk space is measured.
@@ -55,41 +55,76 @@ pub(super) fn remove_at(parent: BorrowedFd<'_>, name: &CStr, shown: &TreePath) -
         done => return done.map_err(fail),
     }
     let too = |what, max| BeneathError::TooLarge { path: shown.to_string(), what, max };
+    let racing = || BeneathError::Racing(shown.to_string());
     let mut left = REMOVE_NAMES_MAX;
-    // Each open directory, its own name, and the names in it that are still to go.
-    let mut stack: Vec<(OwnedFd, CString, Vec<CString>)> = Vec::new();
-    let enter = |dir: BorrowedFd<'_>, name: &CStr| -> Result<(OwnedFd, CString, Vec<CString>), Errno> {
-        let fd = enter(dir, name)?;
-        let inside = names(fd.as_fd(), usize::MAX - 1)?;
-        Ok((fd, name.to_owned(), inside))
-    };
-    stack.push(enter(parent, name).map_err(&fail)?);
-    while let Some((dir, _, inside)) = stack.last_mut() {
-        let Some(child) = inside.pop() else {
-            let Some((_, own_name, _)) = stack.pop() else { break };
-            let above = stack.last().map_or(parent, |(dir, ..)| dir.as_fd());
-            match rustix::fs::unlinkat(above, &*own_name, AtFlags::REMOVEDIR) {
+    let mut stack = vec![Removed::enter(parent, name).map_err(&fail)?];
+    while let Some(level) = stack.last_mut() {
+        let Some(child) = level.inside.pop() else {
+            let Some(Removed { dir, name, .. }) = stack.pop() else { break };
+            if let (Some(dir), Some(above)) = (dir, stack.last_mut()) {
+                above.reopen(dir.as_fd()).map_err(&fail)?;
+            }
+            let above = match stack.last() {
+                Some(above) => above.dir.as_ref().ok_or_else(racing)?.as_fd(),
+                None => parent,
+            };
+            match rustix::fs::unlinkat(above, &*name, AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 // Somebody makes files in it while it is removed.
-                Err(Errno::NOTEMPTY) => return Err(BeneathError::Racing(shown.to_string())),
+                Err(Errno::NOTEMPTY) => return Err(racing()),
                 Err(errno) => return Err(fail(errno)),
             }
             continue;
         };
         left = left.checked_sub(1).ok_or_else(|| too("more names", REMOVE_NAMES_MAX))?;
-        match rustix::fs::unlinkat(&*dir, &*child, AtFlags::empty()) {
+        let dir = level.dir.as_ref().ok_or_else(racing)?;
+        match rustix::fs::unlinkat(dir, &*child, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(Errno::ISDIR | Errno::PERM) => {
-                let entered = enter(dir.as_fd(), &child).map_err(&fail)?;
+                let entered = Removed::enter(dir.as_fd(), &child).map_err(&fail)?;
                 stack.push(entered);
-                if stack.len() > DEPTH_MAX {
-                    return Err(too("more directories in each other", DEPTH_MAX as u64));
+                if let Some(far) = stack.len().checked_sub(OPEN_LEVELS_MAX + 1) {
+                    stack[far].dir = None;
                 }
             }
             Err(errno) => return Err(fail(errno)),
         }
     }
     Ok(())
+}
+
+/// A directory that is being removed.
+struct Removed {
+    /// Closed while what is removed lies deep below it.
+    dir: Option<OwnedFd>,
+    id: (u64, u64),
+    name: CString,
+    /// The names in it that are still to go.
+    inside: Vec<CString>,
+}
+
+impl Removed {
+    fn enter(dir: BorrowedFd<'_>, name: &CStr) -> Result<Self, Errno> {
+        let fd = enter(dir, name)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        let inside = names(fd.as_fd(), usize::MAX - 1)?;
+        Ok(Self { dir: Some(fd), id: (stat.st_dev, stat.st_ino), name: name.to_owned(), inside })
+    }
+
+    /// Opens it again from a directory in it, which nobody may have moved elsewhere.
+    fn reopen(&mut self, inside: BorrowedFd<'_>) -> Result<(), Errno> {
+        if self.dir.is_none() {
+            self.dir = Some(above(inside, self.id)?);
+        }
+        Ok(())
+    }
+}
+
+/// The directory above an open one, if it is the one that it was.
+fn above(dir: BorrowedFd<'_>, id: (u64, u64)) -> Result<OwnedFd, Errno> {
+    let above = rustix::fs::openat(dir, c"..", OPEN_DIR, Mode::empty())?;
+    let stat = rustix::fs::fstat(&above)?;
+    if (stat.st_dev, stat.st_ino) == id { Ok(above) } else { Err(Errno::BUSY) }
 }
 
 /// Opens a directory of an open one, also one that denies that to its owner.
@@ -219,12 +254,7 @@ pub(crate) fn disk_use(dir: &Path) -> io::Result<DiskUse> {
             if let (Some(left), Some(above)) = (left, stack.last_mut())
                 && above.dir.is_none()
             {
-                let dir = rustix::fs::openat(&left, c"..", OPEN_DIR, Mode::empty())?;
-                let stat = rustix::fs::fstat(&dir)?;
-                if (stat.st_dev, stat.st_ino) != above.id {
-                    return Err(io::Error::from(io::ErrorKind::ResourceBusy));
-                }
-                above.dir = Some(dir);
+                above.dir = Some(self::above(left.as_fd(), above.id)?);
             }
             continue;
         };
