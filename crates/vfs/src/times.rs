@@ -20,8 +20,7 @@ pub(crate) struct Times {
 impl Times {
     /// Of the file system that `dir` is on.
     pub(crate) fn of(dir: &Path) -> Self {
-        let kind =
-            rustix::fs::statfs(dir).map_or(0, |stat| u64::from(stat.f_type.cast_unsigned()) & 0xFFFF_FFFF);
+        let kind = rustix::fs::statfs(dir).map_or(0, |stat| stat.f_type.cast_unsigned() & 0xFFFF_FFFF);
         let centis = |name: &str| -> Option<i64> {
             std::fs::read_to_string(format!("/proc/sys/vm/{name}")).ok()?.trim().parse().ok()
         };
