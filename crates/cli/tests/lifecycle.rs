@@ -199,3 +199,22 @@ fn what_a_command_left_running_writes_is_not_the_next_ones_alone() {
     // Either may have.
     assert_eq!((by("go"), by("beside")), (format!("{second}+{first}"), format!("{second}+{first}")));
 }
+
+#[test]
+fn a_long_audit_is_printed_whole_or_says_how_to_go_on() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    tendon.text(&["branch", "exec", "fix", "--", "sh", "-c", "for n in $(seq 2200); do : > f$n; done"]);
+    let all = tendon.json(0, &["audit", "log", "--limit", "100000"]);
+    let rows = all["rows"].as_array().unwrap();
+    assert!(rows.len() > 2_200 && all["next"].is_null(), "{}", rows.len());
+    assert!(rows.iter().enumerate().all(|(n, row)| row["seq"] == n + 1));
+    let part = tendon.json(0, &["audit", "log", "--limit", "1500"]);
+    assert_eq!((part["rows"].as_array().unwrap().len(), part["next"].as_u64()), (1500, Some(1500)));
+    let count = rows.len().to_string();
+    let exact = tendon.run(&["audit", "log", "--limit", &count]);
+    assert!(!exact.expect(0).stderr.contains("more"), "{}", exact.stderr);
+    tendon.run(&["audit", "log", "--limit", "2000"]).expect(0).says("there is more: --since 2000");
+}

@@ -12,6 +12,9 @@ use super::{App, branch_text, number};
 use crate::Outcome;
 use crate::output::{Paint, one_line};
 
+/// Rows that the runner is asked for at a time.
+const PAGE_ROWS: u64 = 1_000;
+
 /// The audit: every change of every branch, attributed.
 #[derive(Args)]
 #[command(
@@ -66,26 +69,39 @@ pub(crate) async fn run(args: AuditArgs, app: &App<'_>) -> Outcome {
 
 async fn log(args: LogArgs, app: &App<'_>) -> Outcome {
     let client = app.client().await?;
-    let mut path = format!("/v1/audit?since={}&limit={}", args.since, args.limit);
-    if let Some(branch) = &args.branch {
+    let mut branch = String::new();
+    if let Some(name) = &args.branch {
         // Rows of a dropped branch stay, so an id that no branch has any more is still a good filter.
-        let id = match branch.parse::<proto::ids::BranchId>() {
+        let id = match name.parse::<proto::ids::BranchId>() {
             Ok(id) => id,
-            Err(_) => find_branch(&client, branch).await?.id,
+            Err(_) => find_branch(&client, name).await?.id,
         };
-        path += &format!("&branch={}", percent_encode(id.as_str().as_bytes()));
+        branch = format!("&branch={}", percent_encode(id.as_str().as_bytes()));
     }
-    let rows: Vec<AuditRow> = client.get(&path).await.map_err(ClientError::into_body)?;
+    // The runner gives so many at a time; one more than asked for tells whether there are more.
+    let (mut since, mut left, mut all) = (args.since, u64::from(args.limit), Vec::new());
+    let more = loop {
+        let page = PAGE_ROWS.min(left.saturating_add(1));
+        let path = format!("/v1/audit?since={since}&limit={page}{branch}");
+        let mut rows: Vec<AuditRow> = client.get(&path).await.map_err(ClientError::into_body)?;
+        let (full, more) = (rows.len() as u64 == page, rows.len() as u64 > left);
+        rows.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        left -= rows.len() as u64;
+        since = rows.last().map_or(since, |row| row.seq);
+        if app.output.json {
+            all.append(&mut rows);
+        } else {
+            rows.iter().for_each(|row| app.output.line(log_line(row)));
+        }
+        if more || !full {
+            break more;
+        }
+    };
+    let next = more.then_some(since);
     if app.output.json {
-        app.output.json(&json!({ "version": 1, "rows": rows }));
-        return Ok(0);
-    }
-    for row in &rows {
-        app.output.line(log_line(row));
-    }
-    if rows.len() == args.limit as usize {
-        let last = rows.last().map_or(0, |row| row.seq);
-        app.output.note(&format!("there may be more: --since {last}"));
+        app.output.json(&json!({ "version": 1, "rows": all, "next": next }));
+    } else if let Some(next) = next {
+        app.output.note(&format!("there is more: --since {next}"));
     }
     Ok(0)
 }
