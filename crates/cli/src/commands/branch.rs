@@ -79,8 +79,8 @@ enum BranchCommand {
     #[command(
         after_help = "Examples:\n  tendon branch export fix --git . agent/fix --message \"Fix the parser\"\n  \
                       tendon branch export fix --patch fix.patch\n  tendon branch export fix --tar - | tar -t\n\n\
-                      A ref that exists is never moved. Of a directory that was frozen with uncommitted work, the commit \
-                      has\nthat work in it, too: freeze a ref to keep them apart (branch create --repo . --ref HEAD)."
+                      A ref that exists is never moved. Uncommitted work that was frozen with a directory is in the\n\
+                      commit, too: freeze a ref to keep them apart (branch create --repo . --ref HEAD)."
     )]
     Export(ExportArgs),
     /// Remove a branch; the audit keeps what it did
