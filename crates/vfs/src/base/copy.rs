@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use super::seal::{self, DirLook};
 use super::{Cancel, FreezeError};
+use crate::beneath::NEW;
 
 /// Files up to this size are read into memory; larger ones are cloned.
 const SMALL_BYTES: u64 = 256 * 1024;
@@ -77,7 +78,8 @@ pub(super) fn copy(
         by_dir.entry(path.parent()).or_default().push(path);
     }
     let lfs_pointers = AtomicU64::new(0);
-    let job = Job { root, to, newest_s, cancel, lfs_pointers: &lfs_pointers };
+    let to_dir = File::open(to).map_err(FreezeError::Store)?;
+    let job = Job { root, to, to_dir: to_dir.as_fd(), newest_s, cancel, lfs_pointers: &lfs_pointers };
     // Directories first, in order: a parent comes before what it holds.
     let mut dirs = HashMap::new();
     let mut groups = Vec::new();
@@ -193,6 +195,7 @@ enum Leaf {
 struct Job<'a> {
     root: BorrowedFd<'a>,
     to: &'a Path,
+    to_dir: BorrowedFd<'a>,
     newest_s: i64,
     cancel: &'a Cancel,
     lfs_pointers: &'a AtomicU64,
@@ -289,13 +292,6 @@ impl Job<'_> {
             if leaf.is_some() {
                 return Ok(leaf);
             }
-            // What is there next may be of another kind.
-            match std::fs::remove_file(self.to.join(path.as_path())) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(FreezeError::Store(error));
-                }
-                _ => {}
-            }
         }
         Err(FreezeError::Changed(path.clone()))
     }
@@ -344,14 +340,18 @@ impl Job<'_> {
         }
         let at = self.to.join(path.as_path());
         let mode = before.st_mode & 0o777;
-        let target = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(mode | 0o600)
-            .open(&at)
-            .map_err(FreezeError::Store)?;
+        // Where nothing is yet, and through no link: whatever a list of files says, nothing is written over.
+        let target = rustix::fs::openat2(
+            self.to_dir,
+            path.as_path(),
+            NEW.difference(OFlags::WRONLY).union(OFlags::RDWR),
+            Mode::from_raw_mode(mode | 0o600),
+            ResolveFlags::BENEATH
+                | ResolveFlags::NO_SYMLINKS
+                | ResolveFlags::NO_MAGICLINKS
+                | ResolveFlags::NO_XDEV,
+        );
+        let target = File::from(target.map_err(|errno| FreezeError::Store(errno.into()))?);
         let size = before.st_size.cast_unsigned();
         let (hash, bytes) = if size <= SMALL_BYTES {
             let mut content = Vec::with_capacity(usize::try_from(size).unwrap_or_default() + 1);
@@ -371,6 +371,8 @@ impl Job<'_> {
         };
         let after = rustix::fs::fstat(&source).map_err(|error| fail(error.into()))?;
         if !is_same(&before, &after) || bytes != size {
+            // What is there next may be of another kind.
+            std::fs::remove_file(&at).map_err(FreezeError::Store)?;
             return Ok(None);
         }
         let finish = || {
@@ -456,4 +458,30 @@ fn read_write(
         at += n as u64;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_written_over_and_no_link_is_followed() {
+        let (from, to, outside) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for path in [".git/config", "link/file"] {
+            std::fs::create_dir_all(from.path().join(path).parent().unwrap()).unwrap();
+            std::fs::write(from.path().join(path), "theirs").unwrap();
+        }
+        std::fs::create_dir(to.path().join(".git")).unwrap();
+        std::fs::write(to.path().join(".git/config"), "ours").unwrap();
+        std::os::unix::fs::symlink(outside.path(), to.path().join("link")).unwrap();
+        let root = File::open(from.path()).unwrap();
+        for path in [".git/config", "link/file"] {
+            let copied =
+                copy(root.as_fd(), vec![path.parse().unwrap()], to.path(), i64::MAX, &Cancel::default());
+            assert!(copied.is_err(), "{path}");
+        }
+        assert_eq!(std::fs::read_to_string(to.path().join(".git/config")).unwrap(), "ours");
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
+    }
 }
