@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hands::Hand;
@@ -31,10 +32,13 @@ const FAILURES_MAX: u32 = 3;
 /// The hands that may write now.
 #[derive(Default)]
 pub(crate) struct Disk {
-    hands: Mutex<HashMap<BranchId, Writer>>,
+    hands: Mutex<HashMap<u64, Writer>>,
+    next: AtomicU64,
 }
 
+#[derive(Clone)]
 struct Writer {
+    branch: BranchId,
     hand: Hand,
     starved: CancellationToken,
 }
@@ -42,28 +46,28 @@ struct Writer {
 /// A hand among those that may write, for as long as it lives.
 pub(crate) struct Watched {
     runner: Runner,
-    branch: BranchId,
+    id: u64,
     /// Cancelled when the file system is nearly full and this hand wrote most: its commands are to end, and then it is ended.
     pub(crate) starved: CancellationToken,
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.runner.inner.disk.hands().remove(&self.branch);
+        self.runner.inner.disk.hands().remove(&self.id);
     }
 }
 
 impl Disk {
-    fn hands(&self) -> MutexGuard<'_, HashMap<BranchId, Writer>> {
+    fn hands(&self) -> MutexGuard<'_, HashMap<u64, Writer>> {
         self.hands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches the only hand of a branch.
+    /// Watches a hand of a branch.
     pub(crate) fn watch(&self, runner: &Runner, branch: &BranchId, hand: &Hand) -> Arc<Watched> {
-        let starved = CancellationToken::new();
-        let writer = Writer { hand: hand.clone(), starved: starved.clone() };
-        self.hands().insert(branch.clone(), writer);
-        Arc::new(Watched { runner: runner.clone(), branch: branch.clone(), starved })
+        let (id, starved) = (self.next.fetch_add(1, Ordering::Relaxed), CancellationToken::new());
+        let writer = Writer { branch: branch.clone(), hand: hand.clone(), starved: starved.clone() };
+        self.hands().insert(id, writer);
+        Arc::new(Watched { runner: runner.clone(), id, starved })
     }
 }
 
@@ -186,7 +190,7 @@ pub(crate) async fn keep_room(runner: Runner) {
             () = runner.inner.stopping.cancelled() => return,
         }
         let Err(full) = check_room(&runner).await else { continue };
-        let Some((branch, hand, starved)) = most_written(&runner).await else { continue };
+        let Some(Writer { branch, hand, starved }) = most_written(&runner).await else { continue };
         tracing::warn!(%branch, error = %full, "a hand is ended");
         starved.cancel();
         // Its commands have a moment to end and tell why.
@@ -196,20 +200,19 @@ pub(crate) async fn keep_room(runner: Runner) {
 }
 
 /// The hand that writes most now; if none does, the one whose branch is largest.
-async fn most_written(runner: &Runner) -> Option<(BranchId, Hand, CancellationToken)> {
-    let hands: Vec<(BranchId, Hand, CancellationToken)> = {
+async fn most_written(runner: &Runner) -> Option<Writer> {
+    let hands: Vec<Writer> = {
         let hands = runner.inner.disk.hands();
-        let hands = hands.iter().filter(|(_, writer)| !writer.starved.is_cancelled());
-        hands.map(|(branch, writer)| (branch.clone(), writer.hand.clone(), writer.starved.clone())).collect()
+        hands.values().filter(|writer| !writer.starved.is_cancelled()).cloned().collect()
     };
     let mut before = Vec::new();
-    for (branch, hand, _) in &hands {
-        before.push(taken(runner, branch, hand).await);
+    for writer in &hands {
+        before.push(taken(runner, writer).await);
     }
     sleep(DISK_BLAME_TIME).await;
     let mut most = None;
     for (writer, before) in hands.into_iter().zip(before) {
-        let now = taken(runner, &writer.0, &writer.1).await;
+        let now = taken(runner, &writer).await;
         let since = now.0.saturating_sub(before.0).max(now.1.saturating_sub(before.1));
         if most.as_ref().is_none_or(|(most, _)| *most < (since, now.0)) {
             most = Some(((since, now.0), writer));
@@ -219,8 +222,8 @@ async fn most_written(runner: &Runner) -> Option<(BranchId, Hand, CancellationTo
 }
 
 /// What a branch takes of the disk, and what its hand's processes have written.
-async fn taken(runner: &Runner, branch: &BranchId, hand: &Hand) -> (u64, u64) {
-    let used = used(runner, branch, hand).await.map_or(0, |used| used.bytes);
-    let hand = hand.clone();
+async fn taken(runner: &Runner, writer: &Writer) -> (u64, u64) {
+    let used = used(runner, &writer.branch, &writer.hand).await.map_or(0, |used| used.bytes);
+    let hand = writer.hand.clone();
     (used, Blocking::run(move || hand.written_bytes()).await)
 }

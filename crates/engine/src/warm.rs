@@ -116,8 +116,10 @@ impl Lease {
     /// Notes that the exec left processes behind.
     pub(crate) fn lingering(&self) {
         if let Some(warm) = self.runner.inner.warm.slots().get_mut(&self.branch) {
-            warm.lingering.retain(|actor| *actor != self.actor);
-            warm.lingering.push(self.actor.clone());
+            // More than a row names need not be remembered.
+            if warm.lingering.len() <= vfs::ACTORS_MAX && !warm.lingering.contains(&self.actor) {
+                warm.lingering.push(self.actor.clone());
+            }
         }
     }
 

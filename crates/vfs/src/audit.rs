@@ -37,8 +37,8 @@ const HEAD_DOMAIN: &[u8] = b"tendon audit head 1\0";
 const COLUMNS: &str =
     "seq, time_ms, branch, actor, op, path, before, after, kind, class, mode, size, kept, detail, hash";
 
-/// Actors that one row names.
-const ACTORS_MAX: usize = 8;
+/// Actors that one row names; beyond that it names `unknown`, too.
+pub const ACTORS_MAX: usize = 8;
 
 /// Who did something, as the audit names it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ mod witness;
 #[cfg(test)]
 mod world;
 
-pub use audit::{Actor, AuditCheck, AuditFilter, KeyError, LOG_ROWS_MAX};
+pub use audit::{ACTORS_MAX, Actor, AuditCheck, AuditFilter, KeyError, LOG_ROWS_MAX};
 pub use base::{BaseError, Cancel, DirSource, FreezeError, GcError, GcReport, GitSource};
 pub use beneath::{BeneathError, DiskUse, FileKind, FileStat};
 pub use blobs::BlobError;
