@@ -139,9 +139,9 @@ impl fmt::Debug for TreePath {
     }
 }
 
-/// Bytes in JSON: a string when they are UTF-8, else `{"base64": "…"}`.
+/// Bytes in JSON: a string when they are UTF-8, else `{"base64": "…"}`. What is read is good base 64.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, remote = "Self")]
 pub enum JsonBytes {
     /// UTF-8 text.
     Text(String),
@@ -150,6 +150,20 @@ pub enum JsonBytes {
         /// Standard base 64 with padding.
         base64: String,
     },
+}
+
+impl Serialize for JsonBytes {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for JsonBytes {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bytes = Self::deserialize(deserializer)?;
+        bytes.decode().map_err(serde::de::Error::custom)?;
+        Ok(bytes)
+    }
 }
 
 impl JsonBytes {
@@ -228,6 +242,10 @@ mod tests {
             assert_eq!(serde_json::from_str::<TreePath>(&json).unwrap(), path, "{json}");
         }
         assert!(serde_json::from_str::<TreePath>("\"../x\"").is_err());
+        for bad in ["{\"base64\": \"%\"}", "{\"base64\": \"YQ\"}", "{\"base46\": \"YQ==\"}", "7", "null"] {
+            assert!(serde_json::from_str::<JsonBytes>(bad).is_err(), "{bad}");
+        }
+        assert_eq!(serde_json::from_str::<JsonBytes>("{\"base64\": \"YQ==\"}").unwrap().decode().unwrap(), b"a");
     }
 
     #[test]
