@@ -146,6 +146,9 @@ fn the_state_directory_holds_what_its_document_says() {
     let rows = STATE.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
     let mut listed: Vec<String> = rows.map(str::to_owned).collect();
     listed.sort();
+    // Older kernels have that.
+    assert!(listed.iter().any(|name| name == "mnt"));
+    listed.retain(|name| name != "mnt");
     let entries = std::fs::read_dir(tendon.state()).unwrap().flatten();
     let mut found: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
     found.retain(|name| !["tendon.db-wal", "tendon.db-shm", "mnt"].contains(&name.as_str()));
