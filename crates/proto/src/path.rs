@@ -245,7 +245,10 @@ mod tests {
         for bad in ["{\"base64\": \"%\"}", "{\"base64\": \"YQ\"}", "{\"base46\": \"YQ==\"}", "7", "null"] {
             assert!(serde_json::from_str::<JsonBytes>(bad).is_err(), "{bad}");
         }
-        assert_eq!(serde_json::from_str::<JsonBytes>("{\"base64\": \"YQ==\"}").unwrap().decode().unwrap(), b"a");
+        assert_eq!(
+            serde_json::from_str::<JsonBytes>("{\"base64\": \"YQ==\"}").unwrap().decode().unwrap(),
+            b"a"
+        );
     }
 
     #[test]

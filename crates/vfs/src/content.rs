@@ -1,5 +1,7 @@
 //! Where the bytes of an entry are: a blob, the base's tree, or the layer that holds the file.
 
+use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -8,7 +10,7 @@ use std::path::{Path, PathBuf};
 use proto::error::{Code, Coded};
 use proto::ids::{BranchId, LayerId};
 use proto::path::TreePath;
-use rusqlite::{Connection, params};
+use rusqlite::Connection;
 
 use crate::beneath::{LOOK, READ};
 use crate::blobs::BlobError;
@@ -101,6 +103,19 @@ pub(crate) struct Contents<'a> {
     pub(crate) branch: Option<&'a BranchId>,
     /// Topmost layer first, the base's last.
     pub(crate) chain: &'a [LayerId],
+    /// Where the base has which content, once that is asked for: a look for each file would read the whole list each time.
+    in_base: OnceCell<HashMap<(blake3::Hash, Kind), TreePath>>,
+}
+
+impl<'a> Contents<'a> {
+    pub(crate) fn new(
+        store: &'a Store,
+        conn: &'a Connection,
+        branch: Option<&'a BranchId>,
+        chain: &'a [LayerId],
+    ) -> Self {
+        Self { store, conn, branch, chain, in_base: OnceCell::new() }
+    }
 }
 
 impl Contents<'_> {
@@ -147,21 +162,20 @@ impl Contents<'_> {
             if own.is_some_and(|own| own.hash == Some(*hash) && own.kind == entry.kind) {
                 let dir = self.dir(layer);
                 // A copied or linked file may lie in any of the layers that name it.
-                if dir.join(path.as_path()).symlink_metadata().is_ok() {
+                let there = File::open(&dir).ok().and_then(|dir| open_beneath(dir.as_fd(), path, LOOK).ok());
+                if there.is_some() {
                     return Ok(Some((dir, path.clone())));
                 }
             }
         }
         let Some(base) = self.chain.last() else { return Ok(None) };
-        let sql = "SELECT path FROM entries WHERE layer = ?1 AND hash = ?2 AND kind = ?3 LIMIT 1";
-        let mut statement = self.conn.prepare_cached(sql).map_err(DbError::from)?;
-        let mut rows = statement
-            .query(params![base.as_str(), hash.as_bytes().as_slice(), entry.kind.letter()])
-            .map_err(DbError::from)?;
-        let Some(row) = rows.next().map_err(DbError::from)? else { return Ok(None) };
-        let at = TreePath::new(row.get::<_, Vec<u8>>(0).map_err(DbError::from)?)
-            .map_err(|error| DbError::Damaged(error.to_string()))?;
-        Ok(Some((self.store.inner.layout.base(base), at)))
+        if self.in_base.get().is_none() {
+            let all = entries::of_layer(self.conn, base, None)?;
+            let by_hash = all.into_iter().filter_map(|(path, entry)| Some(((entry.hash?, entry.kind), path)));
+            let _ = self.in_base.set(by_hash.collect());
+        }
+        let at = self.in_base.get().and_then(|known| known.get(&(*hash, entry.kind)));
+        Ok(at.map(|at| (self.store.inner.layout.base(base), at.clone())))
     }
 
     fn dir(&self, layer: &LayerId) -> PathBuf {

@@ -138,7 +138,7 @@ impl Store {
         }
         let (refused, changes): (Vec<_>, Vec<_>) = changes.into_iter().partition(TreeChange::is_refused);
         let scratch = Scratch::new(self, "sha1")?;
-        let contents = Contents { store: self, conn: &conn, branch: Some(branch), chain: &chain };
+        let contents = Contents::new(self, &conn, Some(branch), &chain);
         let mut large = Large::new(&contents)?;
         let mut stream = FastImport::new(&scratch, &contents)?;
         let mut put = |stream: &mut FastImport<'_>, path: &TreePath, entry: Option<&Entry>| match entry {

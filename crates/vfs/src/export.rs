@@ -147,7 +147,7 @@ impl Store {
         let conn = self.inner.db.reader()?;
         let layers = Layers::of(&conn, branch)?.ok_or_else(|| ExportError::NoBranch(branch.clone()))?;
         let chain = layers.chain();
-        let contents = Contents { store: self, conn: &conn, branch: Some(branch), chain: &chain };
+        let contents = Contents::new(self, &conn, Some(branch), &chain);
         let mut archive = tar::Builder::new(out);
         let mut files = 0;
         for (path, entry) in entries::merged(&conn, &chain, None)?.iter().filter(|(_, entry)| in_tree(entry))

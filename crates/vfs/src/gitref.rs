@@ -64,7 +64,7 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     let refused = |path: &TreePath, entry: &Entry| gitname::refused(path, entry.kind);
     names_taken(changes.iter().filter(|it| it.after.as_ref().is_some_and(|after| refused(&it.path, after))))?;
     paths.extend(changes.into_iter().map(|change| change.path));
-    let contents = Contents { store, conn: &conn, branch: Some(branch), chain: &chain };
+    let contents = Contents::new(store, &conn, Some(branch), &chain);
     let mut stream = FastImport::new(&scratch, &contents)?;
     let seconds = store.inner.options.clock.now_ms() / 1_000;
     let from = format!("from {head}\n");

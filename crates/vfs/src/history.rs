@@ -249,7 +249,8 @@ impl Store {
         let Some(entry) = found.filter(|entry| matches!(entry.kind, Kind::File | Kind::Symlink)) else {
             return Ok(None);
         };
-        let contents = Contents { store: self, conn: &conn, branch: None, chain: &[base] };
+        let base = [base];
+        let contents = Contents::new(self, &conn, None, &base);
         let content = contents.open(path, &entry)?;
         Ok(Some((entry, content)))
     }
@@ -261,7 +262,7 @@ impl Store {
         let past = past(&conn, branch, seq)?;
         let base = [past.base];
         let from = entries::merged(&conn, &base, None).map_err(HistoryError::from)?;
-        let contents = Contents { store: self, conn: &conn, branch: None, chain: &base };
+        let contents = Contents::new(self, &conn, None, &base);
         let writer = Writer { root, owner: self.inner.options.owner };
         apply(&writer, &from, &past.entries, &contents)
     }

@@ -301,7 +301,7 @@ impl Repair<'_> {
         if entry.hash.is_none() && there.is_some() {
             return Ok(());
         }
-        let contents = Contents { store: self.store, conn: self.conn, branch: None, chain: &self.chain };
+        let contents = Contents::new(self.store, self.conn, None, &self.chain);
         let mut content = match contents.open(path, entry) {
             Ok(content) => content,
             Err(error) => {

@@ -357,8 +357,7 @@ impl RuleSource for Scan<'_> {
         if entry.kind != Kind::File || entry.size > RULES_BYTES_MAX {
             return None;
         }
-        let contents =
-            Contents { store: self.store, conn: self.conn, branch: None, chain: &self.layers.lower };
+        let contents = Contents::new(self.store, self.conn, None, &self.layers.lower);
         contents.read(&path, &entry).ok()
     }
 }

@@ -8,8 +8,6 @@ use proptest::prelude::*;
 use rustix::fs::{Mode, OFlags};
 
 use super::*;
-use crate::EngineChoice;
-use crate::engine::tests::{Fixture, options};
 use crate::entries::Class;
 use crate::world::{Branch, World, path};
 
@@ -205,48 +203,6 @@ fn a_young_file_is_read_again_while_writers_live() {
     world.scan(&b);
     assert_ne!(world.recorded(&b)[&path("young")].stat, StatId::default());
     assert_eq!(world.scan(&b), ScanReport::default());
-}
-
-/// A page that was read through a mapping before it is written through it: a file system of memory notes no time.
-#[test]
-fn what_is_written_through_a_mapping_in_memory_is_found() {
-    if !testkit::have_all(&[testkit::Need::Root, testkit::Need::Python]) {
-        return;
-    }
-    testkit::user::private_mounts(
-        "scan::tests::what_is_written_through_a_mapping_in_memory_is_found",
-        || {
-            let dir = testkit::temp_dir("memory");
-            let flags = rustix::mount::MountFlags::empty();
-            rustix::mount::mount("tmpfs", dir.path(), "tmpfs", flags, c"size=64m").unwrap();
-            for engine in [EngineChoice::Overlay, EngineChoice::Copy] {
-                let store = Store::open(&dir.path().join(format!("{engine:?}")), options(engine)).unwrap();
-                assert!(store.slow_because().is_some());
-                let fixture = Fixture::with(store, engine, &[("a", "base")]);
-                let branch = fixture.create().id;
-                let at = fixture.at(&branch);
-                at.write("f", &"x".repeat(8192));
-                // Old enough for its identity to be kept, if any is.
-                std::thread::sleep(Duration::from_millis(50));
-                fixture.scan(&branch);
-                let script = "import mmap,os,sys\nf=os.open(sys.argv[1],os.O_RDWR)\nm=mmap.mmap(f,8192)\nm[0]\n\
-                          before=os.stat(sys.argv[1]).st_ctime_ns\nm[0]=121\n\
-                          assert os.stat(sys.argv[1]).st_ctime_ns==before";
-                let file = at
-                    .join("f")
-                    .to_str()
-                    .unwrap()
-                    .replace("/proc/self/", &format!("/proc/{}/", std::process::id()));
-                let written = testkit::process::command("python3").args(["-c", script, &file]).status();
-                assert!(written.unwrap().success(), "the file system notes a time after all");
-                assert!(fixture.scan(&branch).first_seq.is_some(), "{engine:?}");
-                fixture.check(&branch);
-                drop(at);
-                drop(fixture);
-            }
-            sys::mount::detach(dir.path()).unwrap();
-        },
-    );
 }
 
 #[test]

@@ -45,6 +45,8 @@ fn dirty_ns(expire: Option<i64>, every: Option<i64>) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::tests::{Fixture, options};
+    use crate::{EngineChoice, Store};
 
     #[test]
     fn a_file_system_of_memory_is_not_trusted() {
@@ -59,5 +61,48 @@ mod tests {
         assert_eq!(dirty_ns(Some(60_000), Some(1_000)), 915_000_000_000);
         assert_eq!(dirty_ns(Some(3_000), Some(0)), i64::MAX);
         assert_eq!(dirty_ns(None, None), i64::MAX);
+    }
+
+    /// A page that was read through a mapping before it is written through it: a file system of memory notes no time.
+    #[test]
+    fn what_is_written_through_a_mapping_in_memory_is_found() {
+        if !testkit::have_all(&[testkit::Need::Root, testkit::Need::Python]) {
+            return;
+        }
+        testkit::user::private_mounts(
+            "times::tests::what_is_written_through_a_mapping_in_memory_is_found",
+            || {
+                let dir = testkit::temp_dir("memory");
+                let flags = rustix::mount::MountFlags::empty();
+                rustix::mount::mount("tmpfs", dir.path(), "tmpfs", flags, c"size=64m").unwrap();
+                for engine in [EngineChoice::Overlay, EngineChoice::Copy] {
+                    let store =
+                        Store::open(&dir.path().join(format!("{engine:?}")), options(engine)).unwrap();
+                    assert!(store.slow_because().is_some());
+                    let fixture = Fixture::with(store, engine, &[("a", "base")]);
+                    let branch = fixture.create().id;
+                    let at = fixture.at(&branch);
+                    at.write("f", &"x".repeat(8192));
+                    // Old enough for its identity to be kept, if any is.
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    fixture.scan(&branch);
+                    let script = "import mmap,os,sys\nf=os.open(sys.argv[1],os.O_RDWR)\nm=mmap.mmap(f,8192)\nm[0]\n\
+                              before=os.stat(sys.argv[1]).st_ctime_ns\nm[0]=121\n\
+                              assert os.stat(sys.argv[1]).st_ctime_ns==before";
+                    let file = at
+                        .join("f")
+                        .to_str()
+                        .unwrap()
+                        .replace("/proc/self/", &format!("/proc/{}/", std::process::id()));
+                    let written = testkit::process::command("python3").args(["-c", script, &file]).status();
+                    assert!(written.unwrap().success(), "the file system notes a time after all");
+                    assert!(fixture.scan(&branch).first_seq.is_some(), "{engine:?}");
+                    fixture.check(&branch);
+                    drop(at);
+                    drop(fixture);
+                }
+                sys::mount::detach(dir.path()).unwrap();
+            },
+        );
     }
 }
