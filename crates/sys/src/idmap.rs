@@ -65,10 +65,11 @@ pub fn swapping(a: u32, b: u32) -> String {
 pub fn user_namespace(uid_map: &str, gid_map: &str) -> io::Result<OwnedFd> {
     let (ready_read, ready_write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let flags = libc::CLONE_NEWUSER | libc::SIGCHLD;
+    let parent = std::process::id();
     // SAFETY: without CLONE_VM this is fork; the child makes only the async-signal-safe calls below and never returns.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     if pid == 0 {
-        wait_to_be_killed(ready_write.as_raw_fd());
+        wait_to_be_killed(ready_write.as_raw_fd(), parent);
     }
     if pid < 0 {
         return Err(io::Error::last_os_error());
@@ -89,9 +90,15 @@ pub fn user_namespace(uid_map: &str, gid_map: &str) -> io::Result<OwnedFd> {
     result
 }
 
-fn wait_to_be_killed(ready: i32) -> ! {
+fn wait_to_be_killed(ready: i32, parent: u32) -> ! {
     // SAFETY: no pointer is involved.
     unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
+    // SAFETY: no pointer is involved.
+    if unsafe { libc::syscall(libc::SYS_getppid) } != i64::from(parent) {
+        // It died before that: nobody would kill us.
+        // SAFETY: ends this process and nothing else.
+        unsafe { libc::_exit(1) };
+    }
     // SAFETY: the buffer is one static byte.
     unsafe { libc::syscall(libc::SYS_write, ready, c"r".as_ptr(), 1) };
     loop {

@@ -370,12 +370,10 @@ fn remove_below(top: BorrowedFd<'_>, name: &CStr, moved: &mut u64) -> Result<(),
 
 /// Opens a directory of a directory of ours, made accessible if it denies that to its owner.
 fn enter_closed<P: rustix::path::Arg + Copy>(dir: BorrowedFd<'_>, name: P) -> Result<OwnedFd, Errno> {
-    let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        return Err(Errno::NOTDIR);
+    let location = rustix::fs::openat(dir, name, LOOK | OFlags::DIRECTORY, Mode::empty())?;
+    if rustix::fs::fstat(&location)?.st_mode & 0o700 != 0o700 {
+        let own = format!("/proc/self/fd/{}", location.as_raw_fd());
+        rustix::fs::chmod(&own, Mode::RWXU)?;
     }
-    if stat.st_mode & 0o700 != 0o700 {
-        rustix::fs::chmodat(dir, name, Mode::RWXU, AtFlags::empty())?;
-    }
-    rustix::fs::openat(dir, name, OPEN_DIR, Mode::empty())
+    Ok(reopen(location.as_fd(), OFlags::RDONLY | OFlags::DIRECTORY)?.into())
 }

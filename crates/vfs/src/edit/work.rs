@@ -3,6 +3,7 @@
 
 use proto::ids::BranchId;
 use proto::path::TreePath;
+use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::EditError;
@@ -249,6 +250,10 @@ impl Work<'_> {
     fn move_dir(&self, from: &TreePath, to: &TreePath, made: &[TreePath]) -> Result<(), EditError> {
         let root = self.root.fd();
         beneath::copy_dir(root, from, to)?;
+        // Before the other is gone: of what is ignored there is no third.
+        let synced =
+            rustix::fs::openat(root, ".", beneath::OPEN_DIR, Mode::empty()).and_then(rustix::fs::syncfs);
+        synced.map_err(beneath::fail("copy", from))?;
         self.step("edit: copied");
         if let Err(error) = beneath::remove(root, from) {
             // Both are there, in part: recorded as found, and the caller is told.
