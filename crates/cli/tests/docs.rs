@@ -91,6 +91,8 @@ fn every_record_is_documented_as_it_is() {
     let made = ok("branch create, fork, at, show", &["branch", "create", "--repo", source, "--name", "fix"]);
     ok("branch create, fork, at, show", &["branch", "fork", "fix", "--name", "other"]);
     ok("branch create, fork, at, show", &["branch", "show", "fix"]);
+    let seq = made["branch"]["audit_seq"].to_string();
+    ok("branch create, fork, at, show", &["branch", "at", &seq, "--branch", "fix"]);
     let exec = ["--json", "branch", "exec", "fix", "--", "sh", "-c", "echo x > a"];
     let ran = tendon.run(&exec);
     ran.expect(0);

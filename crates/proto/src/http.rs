@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::BaseInfo;
+use crate::api::{BaseInfo, BranchInfo};
 use crate::error::ErrorBody;
 use crate::ids::{BaseId, BranchId, ExecId};
 use crate::path::{JsonBytes, TreePath};
@@ -121,6 +121,15 @@ pub struct BranchAt {
     /// A name for it, unique.
     #[serde(default)]
     pub name: Option<String>,
+}
+
+/// The branch that was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BranchAtReply {
+    /// The branch.
+    pub branch: BranchInfo,
+    /// Files whose content was not kept: they are not there.
+    pub missing: Vec<TreePath>,
 }
 
 /// Writes a branch as a commit to a ref of a repository.

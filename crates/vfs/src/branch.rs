@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use proto::api::BranchInfo;
 use proto::ids::{BaseId, BranchId, IdError, LayerId};
+use proto::path::TreePath;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 
 pub(crate) use self::error::io_code;
@@ -86,7 +87,7 @@ impl Store {
         seq: u64,
         name: Option<&str>,
         actor: &Actor,
-    ) -> Result<BranchInfo, BranchAtError> {
+    ) -> Result<(BranchInfo, Vec<TreePath>), BranchAtError> {
         check_name(name).map_err(CreateError::from)?;
         let base = {
             let conn = self.inner.db.read();
@@ -99,11 +100,15 @@ impl Store {
         };
         let base = base.parse().map_err(|error| CreateError::Db(damaged(error)))?;
         let detail = format!("{branch} at {seq}");
-        let fill = |root: &Root| self.restore(branch, seq, root.fd()).map_err(BranchAtError::from);
+        let mut missing = Vec::new();
+        let fill = |root: &Root| {
+            missing = self.restore(branch, seq, root.fd())?;
+            Ok::<_, BranchAtError>(())
+        };
         let wish = Wish { base: &base, name, actor, detail: Some(&detail), synced: true };
         let info = self.create_filled(&wish, fill)?;
         match self.scan(&info.id, actor, None) {
-            Ok(_) => self.branch(&info.id).map_err(|error| match error {
+            Ok(_) => self.branch(&info.id).map(|info| (info, missing)).map_err(|error| match error {
                 BranchError::Db(error) => CreateError::Db(error).into(),
                 BranchError::Io(error) => CreateError::Io(error).into(),
                 BranchError::NoBranch(_) | BranchError::Dropped { .. } => {

@@ -55,6 +55,16 @@ pub enum ContentError {
     Db(#[from] DbError),
 }
 
+impl ContentError {
+    /// Whether it is this file's content that is not to be had, and not the host that fails.
+    pub(crate) fn is_of_file(&self) -> bool {
+        match self {
+            ContentError::NotKept { .. } | ContentError::Differs { .. } | ContentError::Blob { .. } => true,
+            ContentError::Io { .. } | ContentError::Db(_) => false,
+        }
+    }
+}
+
 impl Coded for ContentError {
     fn code(&self) -> Code {
         match self {

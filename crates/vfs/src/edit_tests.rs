@@ -82,7 +82,7 @@ fn every_edit_is_recorded_as_it_is_seen() {
         }
         // The history alone gives the same files.
         let seq = fixture.store().branch(&branch).unwrap().audit_seq;
-        let again = fixture.store().branch_at(&branch, seq, None, &me()).unwrap().id;
+        let again = fixture.store().branch_at(&branch, seq, None, &me()).unwrap().0.id;
         assert_eq!(fixture.store().tree_hash(&again).unwrap(), fixture.store().tree_hash(&branch).unwrap());
         let before = seen(&fixture, &branch);
         fixture.reopen();
@@ -321,7 +321,7 @@ fn what_no_scan_has_seen_is_not_removed_without_a_row() {
         }
         drop(root);
         let seq = fixture.store().branch(&branch).unwrap().audit_seq;
-        let again = fixture.store().branch_at(&branch, seq, None, &me()).unwrap().id;
+        let again = fixture.store().branch_at(&branch, seq, None, &me()).unwrap().0.id;
         assert_eq!(fixture.store().tree_hash(&again).unwrap(), fixture.store().tree_hash(&branch).unwrap());
         fixture.check(&branch);
         assert_eq!(fixture.scan(&branch).first_seq, None);
@@ -350,7 +350,7 @@ fn an_edit_over_an_unrecorded_change_records_all_of_it() {
             fixture.scan(&branch);
             fixture.check(&branch);
             let seq = fixture.store().branch(&branch).unwrap().audit_seq;
-            let again = fixture.store().branch_at(&branch, seq, None, &me()).unwrap().id;
+            let again = fixture.store().branch_at(&branch, seq, None, &me()).unwrap().0.id;
             assert_eq!(fixture.check(&again), fixture.check(&branch));
         }
     });
@@ -392,7 +392,7 @@ fn what_a_guest_wrote_is_in_the_history_before_an_edit_replaces_it() {
             assert_eq!(edited.op, op, "{what}");
             // What the edit did not touch is left to who made it.
             assert!(log.iter().all(|row| row.path != Some(path("elsewhere"))), "{what}: {log:#?}");
-            let again = fixture.store().branch_at(&branch, found.seq, None, &me()).unwrap().id;
+            let again = fixture.store().branch_at(&branch, found.seq, None, &me()).unwrap().0.id;
             let again = fixture.at(&again).join(file);
             if op == "add" {
                 assert!(!again.exists(), "{what}");

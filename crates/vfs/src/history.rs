@@ -257,7 +257,13 @@ impl Store {
 
     /// What changed in a branch's base to become the branch as of `seq`, written below `root`: a branch of the same
     /// base that nothing else writes to. Ignored files are not put back: their content is not kept.
-    pub(crate) fn restore(&self, branch: &BranchId, seq: u64, root: BorrowedFd<'_>) -> Result<(), AtError> {
+    /// Returns the files whose content is not to be had: they are not there.
+    pub(crate) fn restore(
+        &self,
+        branch: &BranchId,
+        seq: u64,
+        root: BorrowedFd<'_>,
+    ) -> Result<Vec<TreePath>, AtError> {
         let conn = self.inner.db.reader().map_err(HistoryError::from)?;
         let past = past(&conn, branch, seq)?;
         let base = [past.base];
@@ -280,7 +286,8 @@ fn apply(
     from: &BTreeMap<TreePath, Entry>,
     to: &BTreeMap<TreePath, Entry>,
     contents: &Contents<'_>,
-) -> Result<(), AtError> {
+) -> Result<Vec<TreePath>, AtError> {
+    let mut missing = Vec::new();
     let restored = |entry: &&Entry| entry.class != Class::Ignored && entry.kind != Kind::Other;
     let io_error = |path: &TreePath| {
         let path = path.clone();
@@ -308,18 +315,29 @@ fn apply(
                 }
                 modes.insert(path);
             }
-            Kind::Symlink => {
-                let target = contents.read(path, new)?;
-                writer.symlink(path, &target).map_err(io_error(path))?;
-            }
+            Kind::Symlink => match contents.read(path, new) {
+                Ok(target) => writer.symlink(path, &target).map_err(io_error(path))?,
+                Err(error) if error.is_of_file() => {
+                    writer.lack(path, &mut missing).map_err(io_error(path))?
+                }
+                Err(error) => return Err(error.into()),
+            },
             Kind::File if old.is_some_and(|old| old.hash == new.hash) => {
                 modes.insert(path);
             }
             Kind::File => {
-                let mut content = contents.open(path, new)?;
-                writer
-                    .file(path, &mut content, new.mode)
-                    .map_err(|source| AtError::Io { path: path.clone(), source })?;
+                let written = match contents.open(path, new) {
+                    Ok(mut content) => writer.file(path, &mut content, new.mode),
+                    Err(error) if error.is_of_file() => Err(io::ErrorKind::InvalidData.into()),
+                    Err(error) => return Err(error.into()),
+                };
+                match written {
+                    // It has another content, or none.
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        writer.lack(path, &mut missing).map_err(io_error(path))?;
+                    }
+                    written => written.map_err(|source| AtError::Io { path: path.clone(), source })?,
+                }
             }
             Kind::Other | Kind::Whiteout => {}
         }
@@ -328,7 +346,7 @@ fn apply(
     for path in modes.into_iter().rev() {
         writer.chmod(path, to[path].mode).map_err(io_error(path))?;
     }
-    Ok(())
+    Ok(missing)
 }
 
 impl Writer<'_> {
@@ -344,6 +362,15 @@ impl Writer<'_> {
     fn remove(&self, path: &TreePath, kind: Kind) -> Result<(), Errno> {
         let flags = if kind == Kind::Dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         rustix::fs::unlinkat(self.parent(path)?, path.file_name(), flags)
+    }
+
+    /// Leaves nothing at `path`, whose content is not to be had.
+    fn lack(&self, path: &TreePath, missing: &mut Vec<TreePath>) -> Result<(), Errno> {
+        missing.push(path.clone());
+        match rustix::fs::unlinkat(self.parent(path)?, path.file_name(), AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            done => done,
+        }
     }
 
     fn mkdir(&self, path: &TreePath) -> Result<(), Errno> {

@@ -148,6 +148,29 @@ fn a_damaged_blob_is_told_and_not_given_out() {
 }
 
 #[test]
+fn what_can_be_had_of_a_state_is_given_and_the_rest_named() {
+    let mut world = World::new(base);
+    let branch = world.copy();
+    branch.write("y", "precious");
+    branch.write("z", "whole");
+    branch.write("a", "another");
+    std::fs::File::create(branch.at("large")).unwrap().set_len(300 << 20).unwrap();
+    world.scan(&branch);
+    for (content, damaged) in [(&b"precious"[..], &b"forged!!"[..]), (b"another", b"forged")] {
+        let hash = blake3::hash(content).to_hex();
+        let blob = world.store.dir().join("blobs").join(&hash[..2]).join(&hash[2..]);
+        std::fs::write(blob, zstd::bulk::compress(damaged, 1).unwrap()).unwrap();
+    }
+    let again = world.copy();
+    let root = std::fs::File::open(again.root()).unwrap();
+    let missing = world.store.restore(&branch.id, world.seq(&branch), root.as_fd()).unwrap();
+    assert_eq!(missing, [path("a"), path("large"), path("y")]);
+    assert_eq!(std::fs::read_to_string(again.at("z")).unwrap(), "whole");
+    // Nor is what the base has there in its place.
+    assert!(missing.iter().all(|path| !again.root().join(path.as_path()).exists()));
+}
+
+#[test]
 fn a_fork_sees_its_parent_up_to_the_fork() {
     let mut world = World::new(base);
     let parent = world.copy();

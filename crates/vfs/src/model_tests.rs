@@ -222,7 +222,7 @@ impl Model {
             Op::At(n) => {
                 let Some(at) = n.checked_rem(self.past.len()) else { return };
                 let (branch, seq, tree) = self.past[at].clone();
-                let made = self.fixture.store().branch_at(&branch, seq, None, &me()).unwrap();
+                let made = self.fixture.store().branch_at(&branch, seq, None, &me()).unwrap().0;
                 self.branches.insert(made.id, tree);
             }
             Op::Flatten => {

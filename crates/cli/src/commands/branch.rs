@@ -9,11 +9,13 @@ use proto::api::{AuditRow, BranchInfo};
 use proto::client::{Client, ClientError};
 use proto::error::ErrorBody;
 use proto::http::{
-    BranchAt, CreateBranch, ExportGit, ExportReply, FILE_BYTES_MAX, FileEntry, ForkBranch, percent_encode,
+    BranchAt, BranchAtReply, CreateBranch, ExportGit, ExportReply, FILE_BYTES_MAX, FileEntry, ForkBranch,
+    percent_encode,
 };
 use proto::ids::BaseId;
 use proto::path::JsonBytes;
 use proto::spec::{absolute, is_url};
+use proto::units::counted;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -22,6 +24,9 @@ use super::{App, branch_text, exec, file_error, host, number, tree_path, usage};
 use crate::Outcome;
 use crate::environment::current_dir;
 use crate::output::{Cleaner, one_line};
+
+/// Files that lack their content and are named.
+const MISSING_SHOWN: usize = 20;
 
 /// Branches: a base and an agent's changes to it. Each is given by its id or its name.
 #[derive(Args)]
@@ -472,7 +477,22 @@ async fn at(
                 .to_string()
         }
     };
-    made(client.post(&format!("{}/at", branch_path(&branch)), &BranchAt { seq, name }).await, app)
+    let made: BranchAtReply = client
+        .post(&format!("{}/at", branch_path(&branch)), &BranchAt { seq, name })
+        .await
+        .map_err(ClientError::into_body)?;
+    if app.output.json {
+        app.output.json(&json!({ "version": 1, "branch": made.branch, "missing": made.missing }));
+        return Ok(0);
+    }
+    app.output.line(made.branch.id.as_str());
+    for path in made.missing.iter().take(MISSING_SHOWN) {
+        app.output.note(&format!("its content was not kept, so it is not there: {path}"));
+    }
+    if let Some(more) = made.missing.len().checked_sub(MISSING_SHOWN).filter(|more| *more > 0) {
+        app.output.note(&format!("and {}", counted(more as u64, "more file")));
+    }
+    Ok(0)
 }
 
 async fn ls(branch: &str, path: Option<PathBuf>, app: &App<'_>) -> Outcome {

@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::{Path, RawQuery, State};
 use axum::response::{IntoResponse as _, Response};
 use proto::api::BranchInfo;
-use proto::http::{BranchAt, CreateBranch, ExportGit, ExportReply, ForkBranch, query_bytes};
+use proto::http::{BranchAt, BranchAtReply, CreateBranch, ExportGit, ExportReply, ForkBranch, query_bytes};
 use proto::ids::VerifyId;
 use vfs::{Actor, DiffFormat, ExportTarget, GitRef};
 
@@ -62,13 +62,14 @@ pub(crate) async fn at(
     Extension(peer): Extension<Peer>,
     Path(branch): Path<String>,
     Input(request): Input<BranchAt>,
-) -> Reply<BranchInfo> {
+) -> Reply<BranchAtReply> {
     check_name(request.name.as_deref())?;
     let branch = app.runner.with_store(move |store| store.find_past_branch(&branch)).await?;
     let at = move |store: &vfs::Store| {
         store.branch_at(&branch, request.seq, request.name.as_deref(), &Actor::cli(peer.uid))
     };
-    Ok(Json(app.runner.with_store(at).await?))
+    let (branch, missing) = app.runner.with_store(at).await?;
+    Ok(Json(BranchAtReply { branch, missing }))
 }
 
 pub(crate) async fn diff(

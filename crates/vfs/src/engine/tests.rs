@@ -301,7 +301,7 @@ fn dropped_branches_leave_nothing_but_their_history() {
         store.create_branch(&fixture.base, Some("name"), &me()).unwrap();
         assert_eq!(fixture.at(&child).read("x"), "x");
         let again =
-            store.branch_at(&parent, store.branch(&child).unwrap().audit_seq - 1, None, &me()).unwrap();
+            store.branch_at(&parent, store.branch(&child).unwrap().audit_seq - 1, None, &me()).unwrap().0;
         assert_eq!(fixture.at(&again.id).read("x"), "x");
         fixture.check(&again.id);
         for branch in store.branches().unwrap() {
