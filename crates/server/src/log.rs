@@ -46,7 +46,11 @@ impl Bounded {
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes >= LOG_BYTES_MAX {
-            std::fs::rename(&self.path, self.path.with_extension("log.1"))?;
+            match std::fs::rename(&self.path, self.path.with_extension("log.1")) {
+                // Set aside by an earlier try, which could not make a new one.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                done => done?,
+            }
             *self = Self::open(self.path.clone())?;
         }
         let written = self.file.write(bytes)?;

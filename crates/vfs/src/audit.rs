@@ -417,6 +417,17 @@ fn head_bytes(conn: &Connection) -> Result<Option<Vec<u8>>, DbError> {
     Ok(statement.query_row([], |row| row.get(0)).optional()?)
 }
 
+/// Whether the chain still has the row that was its end once.
+pub(crate) fn has_row(conn: &Connection, noted: &Head) -> Result<bool, DbError> {
+    if noted.seq == 0 {
+        return Ok(true);
+    }
+    let sql = "SELECT hash FROM audit WHERE seq = ?1";
+    let hash: Option<Vec<u8>> =
+        conn.prepare_cached(sql)?.query_row([noted.seq.cast_signed()], |row| row.get(0)).optional()?;
+    Ok(hash.is_some_and(|hash| hash == noted.hash))
+}
+
 pub(crate) fn read_head(conn: &Connection, key: &AuditKey) -> Result<Option<Head>, DbError> {
     let Some(bytes) = head_bytes(conn)? else { return Ok(None) };
     let damaged = || DbError::Damaged("the head of the audit is not as it was written".into());

@@ -74,7 +74,8 @@ impl Blobs {
     }
 
     pub(crate) fn has(&self, hash: &blake3::Hash) -> bool {
-        self.path(hash).exists() || self.unsynced().contains(hash)
+        let (unsynced, lost) = (self.unsynced(), self.lost());
+        !lost.contains(hash) && (unsynced.contains(hash) || self.path(hash).exists())
     }
 
     fn unsynced(&self) -> MutexGuard<'_, HashSet<blake3::Hash>> {
@@ -145,14 +146,13 @@ impl Blobs {
         new.sort_unstable_by_key(|hash| *hash.as_bytes());
         new.dedup();
         let synced = self.sync_new(&new);
-        if synced.is_err() {
-            self.lost().extend(new.iter().copied());
-        }
         {
-            let mut unsynced = self.unsynced();
+            // All of it in one go: who stores the same meanwhile does it before, and fails with this, or after.
+            let (mut unsynced, mut lost) = (self.unsynced(), self.lost());
             for hash in &new {
                 unsynced.remove(hash);
                 if synced.is_err() {
+                    lost.insert(*hash);
                     let _ = std::fs::remove_file(self.pending(hash));
                 }
             }
@@ -228,11 +228,13 @@ impl Blobs {
                 self.lost().remove(hash);
                 Ok(())
             }
-            Sync::Later if path.exists() => std::fs::remove_file(tmp),
             Sync::Later => {
-                // Before the name: whoever finds it must also find that it is not durable.
-                self.unsynced().insert(*hash);
-                self.lost().remove(hash);
+                let (mut unsynced, mut lost) = (self.unsynced(), self.lost());
+                if path.exists() && !lost.contains(hash) {
+                    return std::fs::remove_file(tmp);
+                }
+                unsynced.insert(*hash);
+                lost.remove(hash);
                 // Not over what another scan is syncing now.
                 match renameat_with(CWD, tmp, CWD, self.pending(hash), RenameFlags::NOREPLACE) {
                     Err(Errno::EXIST) => std::fs::remove_file(tmp),
@@ -349,5 +351,11 @@ mod tests {
         assert!(blobs.sync_all(&[hash]).is_err());
         blobs.store_known(&hash, b"x").unwrap();
         blobs.sync_all(&[hash]).unwrap();
+        // One that failed after it had its name is stored again, too.
+        blobs.lost().insert(hash);
+        assert!(!blobs.has(&hash) && blobs.sync_all(&[hash]).is_err());
+        blobs.store_known(&hash, b"x").unwrap();
+        blobs.sync_all(&[hash]).unwrap();
+        assert!(blobs.has(&hash));
     }
 }

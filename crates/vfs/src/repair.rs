@@ -285,6 +285,9 @@ impl Repair<'_> {
     fn content(&mut self, path: &TreePath, entry: &Entry) -> Result<(), Failed> {
         let there = self.there(path)?;
         if entry.class == Class::Ignored || !entry.kept {
+            if there == Some(FileKind::File) && entry.kind == Kind::File {
+                return self.mode(path, entry);
+            }
             if there.is_none() {
                 self.report.lost(format!("{path}: its content was not kept"));
             }

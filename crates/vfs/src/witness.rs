@@ -47,6 +47,10 @@ pub(crate) fn note(db: &Db, key: &AuditKey, layout: &Layout) -> Result<(), DbErr
             tracing::error!(noted = noted.seq, found = head.seq, "rows are missing at the end of the audit");
             return Ok(());
         }
+        Witness::Head(noted) if !crate::audit::has_row(&db.read(), &noted)? => {
+            tracing::error!(noted = noted.seq, "a row of the audit is not the one that was noted");
+            return Ok(());
+        }
         Witness::Bad(problem) if head.seq > 0 => {
             tracing::error!(problem, "the end of the audit can't be vouched for");
             return Ok(());

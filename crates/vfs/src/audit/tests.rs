@@ -120,6 +120,10 @@ fn a_tail_that_is_cut_with_an_older_head_put_back_is_missed() {
     let store = with_rows(dir.path(), 4);
     assert_eq!(store.audit_verify().unwrap().problem.as_deref(), Some("row 5 is not the one that was noted"));
     drop(store);
+    // An orderly end and a start later it still is.
+    let store = with_rows(dir.path(), 1);
+    assert_eq!(store.audit_verify().unwrap().problem.as_deref(), Some("row 5 is not the one that was noted"));
+    drop(store);
     std::fs::remove_file(dir.path().join("audit.head")).unwrap();
     let check = with_rows(dir.path(), 0).audit_verify().unwrap();
     assert_eq!(check.problem.as_deref(), Some("`audit.head` is missing"));
