@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
@@ -12,9 +13,10 @@ use serde::{Deserialize, Serialize};
 pub const PATH_BYTES_MAX: usize = 3072;
 
 /// A relative path below a branch root. Any bytes but NUL; no empty, `.` or `..` component; never empty.
-/// In JSON it is a string when it is UTF-8, else `{"base64": "…"}`.
+/// In JSON it is a string when it is UTF-8, else `{"base64": "…"}`. Its clones share the bytes: what looks at a whole branch
+/// has each path in several places.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TreePath(Vec<u8>);
+pub struct TreePath(Arc<[u8]>);
 
 /// Why bytes are not a [`TreePath`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -56,7 +58,7 @@ impl TreePath {
         if bytes.split(|b| *b == b'/').any(|part| matches!(part, b"" | b"." | b"..")) {
             return Err(PathError::Component(shown()));
         }
-        Ok(Self(bytes))
+        Ok(Self(bytes.into()))
     }
 
     /// The bytes of the path.
@@ -77,7 +79,7 @@ impl TreePath {
     /// The directory that holds this path, or `None` at the top.
     pub fn parent(&self) -> Option<TreePath> {
         let cut = self.0.iter().rposition(|b| *b == b'/')?;
-        Some(Self(self.0[..cut].to_vec()))
+        Some(Self(self.0[..cut].into()))
     }
 
     /// The last component.
@@ -87,7 +89,8 @@ impl TreePath {
 
     /// This path with `name` below it. `name` must be one good component.
     pub fn join(&self, name: &[u8]) -> Result<TreePath, PathError> {
-        let mut bytes = self.0.clone();
+        let mut bytes = Vec::with_capacity(self.0.len() + 1 + name.len());
+        bytes.extend_from_slice(&self.0);
         bytes.push(b'/');
         bytes.extend_from_slice(name);
         Self::new(bytes)

@@ -103,6 +103,9 @@ fn private(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// The log of the database is cut to this when it is begun anew: one large transaction does not keep its space for ever.
+const LOG_BYTES_MAX: u64 = 64 << 20;
+
 /// The most idle readers that are kept.
 const READERS_MAX: usize = 4;
 
@@ -129,6 +132,7 @@ impl Db {
         let mut conn = Connection::open(path)?;
         conn.busy_timeout(BUSY_MAX)?;
         conn.pragma_update(None, "journal_mode", "wal")?;
+        conn.pragma_update(None, "journal_size_limit", LOG_BYTES_MAX.cast_signed())?;
         conn.pragma_update(None, "synchronous", "full")?;
         conn.pragma_update(None, "foreign_keys", true)?;
         conn.pragma_update(None, "cache_size", -32_000)?;
@@ -335,6 +339,22 @@ mod tests {
         assert!(matches!(db.write(insert("c")), Err(DbError::Lost)));
         drop(db);
         Db::open(&path, true).unwrap().write(insert("c")).unwrap();
+    }
+
+    #[test]
+    fn the_log_of_a_large_transaction_does_not_stay_large() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.db");
+        let db = Db::open(&path, false).unwrap();
+        let insert = |key: &'static str, bytes: u64| {
+            let sql = "INSERT INTO meta VALUES (?1, zeroblob(?2))";
+            db.write(|tx| -> Result<(), DbError> { Ok(drop(tx.execute(sql, (key, bytes.cast_signed()))?)) })
+        };
+        let log = || std::fs::metadata(dir.path().join("t.db-wal")).unwrap().len();
+        insert("large", 2 * LOG_BYTES_MAX).unwrap();
+        assert!(log() > 2 * LOG_BYTES_MAX);
+        insert("small", 1).unwrap();
+        assert!(log() <= LOG_BYTES_MAX, "{}", log());
     }
 
     #[test]

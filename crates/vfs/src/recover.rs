@@ -295,7 +295,7 @@ impl Store {
         let dir = std::fs::File::open(dir).map_err(io_error)?;
         let seen = crate::hashing::pool()
             .install(|| walk(std::os::fd::AsFd::as_fd(&dir), Marks::None))
-            .map_err(|errno| io_error(errno.into()))?;
+            .map_err(|error| ScanError::of_walk(error, branch))?;
         for (path, _) in seen.seen.iter().filter(|(path, _)| is_staged(path.file_name())) {
             // In the upper it may be a whiteout, which is not there for those who look through the mount.
             if let Err(error) = remove(root.fd(), path) {

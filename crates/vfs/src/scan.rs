@@ -30,7 +30,7 @@ use crate::hashing;
 use crate::rules::{RULES_BYTES_MAX, RuleSource};
 use crate::store::Store;
 use crate::tree::TreeHasher;
-use crate::walk::{Marks, Walk, What, open_beneath, walk};
+use crate::walk::{Marks, Walk, WalkError, What, open_beneath, walk};
 
 /// Changed paths that a report lists.
 const PATHS_MAX: usize = 1_000;
@@ -95,6 +95,12 @@ pub enum ScanError {
         /// Why.
         source: io::Error,
     },
+    /// It holds more than can be captured.
+    #[error("the branch {branch} can't be captured: {}", WalkError::TooLarge)]
+    TooLarge {
+        /// Which branch.
+        branch: BranchId,
+    },
     /// Content can't be kept.
     #[error("can't keep what changed on the branch {branch}")]
     Blob {
@@ -113,12 +119,27 @@ impl Coded for ScanError {
         match self {
             ScanError::NoBranch(_) => Code::NotFound,
             ScanError::Blob { source, .. } if source.is_full() => Code::NoSpace,
+            ScanError::TooLarge { .. } => Code::Refused,
             ScanError::Io { .. } | ScanError::Blob { .. } => Code::HostBroken,
             ScanError::Db(error) => error.code(),
         }
     }
     fn hint(&self) -> Option<String> {
+        if matches!(self, ScanError::TooLarge { .. }) {
+            return Some("remove files with a command on the branch, or drop it".into());
+        }
         (self.code() == Code::NoSpace).then(|| "make room, then run it again: nothing was recorded".into())
+    }
+}
+
+impl ScanError {
+    /// A branch's directory that can't be listed.
+    pub(crate) fn of_walk(error: WalkError, branch: &BranchId) -> Self {
+        let branch = branch.clone();
+        match error {
+            WalkError::TooLarge => Self::TooLarge { branch },
+            WalkError::Os(errno) => Self::Io { branch, source: errno.into() },
+        }
     }
 }
 
@@ -274,7 +295,7 @@ impl Store {
             Ok::<_, DbError>((own, lower))
         })?;
         let walk = seen.unwrap_or_else(|| Ok(Walk::default()));
-        let walk = walk.map_err(|errno| io_error(errno.into()))?;
+        let walk = walk.map_err(|error| ScanError::of_walk(error, branch))?;
         let scan = Scan {
             store: self,
             conn: &conn,

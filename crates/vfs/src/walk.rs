@@ -2,8 +2,10 @@
 //! directories, and takes whatever happens meanwhile as data.
 
 use std::ffi::CStr;
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::path::TreePath;
 use rayon::prelude::*;
@@ -17,6 +19,28 @@ use crate::entries::StatId;
 const DIR_BUFFER_BYTES: usize = 32 * 1024;
 /// What could not be seen is listed up to here.
 const UNSEEN_MAX: usize = 10_000;
+/// Bytes of memory that one walk may take for what it saw: about eight million files.
+const SEEN_BYTES_MAX: u64 = 2 << 30;
+
+/// A directory that can't be listed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WalkError {
+    /// It holds more than fits in memory.
+    #[error("it holds more files than can be looked at: their paths and properties would take more than {} GiB of memory", SEEN_BYTES_MAX >> 30)]
+    TooLarge,
+    /// This host fails.
+    #[error(transparent)]
+    Os(#[from] Errno),
+}
+
+impl From<WalkError> for io::Error {
+    fn from(error: WalkError) -> Self {
+        match error {
+            WalkError::TooLarge => io::Error::new(io::ErrorKind::FileTooLarge, error),
+            WalkError::Os(errno) => errno.into(),
+        }
+    }
+}
 
 /// How the layer marks what it deletes, by the extended attributes of its overlay mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,14 +127,19 @@ impl Walk {
 }
 
 /// Lists everything below `root`, on the threads of the current pool.
-pub(crate) fn walk(root: BorrowedFd<'_>, marks: Marks) -> Result<Walk, Errno> {
+pub(crate) fn walk(root: BorrowedFd<'_>, marks: Marks) -> Result<Walk, WalkError> {
+    walk_within(root, marks, SEEN_BYTES_MAX)
+}
+
+fn walk_within(root: BorrowedFd<'_>, marks: Marks, bytes_max: u64) -> Result<Walk, WalkError> {
+    let left = Left(AtomicU64::new(bytes_max));
     let mut out = Walk::default();
-    let mut level = out.take(list(root, None, &Below::Same, marks)?);
+    let mut level = out.take(list(root, None, &Below::Same, marks, &left)?);
     while !level.is_empty() {
         let listed: Vec<_> = level
             .into_par_iter()
             .with_min_len(16)
-            .map(|dir| (list(root, Some(&dir.path), &dir.parent, marks), dir))
+            .map(|dir| (list(root, Some(&dir.path), &dir.parent, marks, &left), dir))
             .collect();
         level = Vec::new();
         for (listing, dir) in listed {
@@ -120,19 +149,30 @@ pub(crate) fn walk(root: BorrowedFd<'_>, marks: Marks) -> Result<Walk, Errno> {
                     level.append(&mut out.take(listing));
                 }
                 // Gone or replaced since its parent was listed.
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
-                Err(errno) if is_ours(errno) => return Err(errno),
-                Err(errno) => {
+                Err(WalkError::Os(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)) => {}
+                Err(WalkError::Os(errno)) if !is_ours(errno) => {
                     let note = format!("can't list {}: {errno}", dir.path);
                     out.note(Unseen { dir: Some(dir.path.clone()), note });
                     out.closed.push(dir.path);
                 }
+                Err(error) => return Err(error),
             }
         }
     }
     out.seen.sort_by(|(a, _), (b, _)| a.cmp(b));
     out.closed.sort();
     Ok(out)
+}
+
+/// The memory that a walk may still take.
+struct Left(AtomicU64);
+
+impl Left {
+    fn take(&self, path: &TreePath) -> Result<(), WalkError> {
+        let bytes = (size_of::<(TreePath, Seen)>() + path.as_bytes().len()) as u64;
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        taken.map(drop).map_err(|_| WalkError::TooLarge)
+    }
 }
 
 /// Whether an error is this host's and says nothing about the branch.
@@ -178,7 +218,8 @@ fn list(
     path: Option<&TreePath>,
     parent: &Below,
     marks: Marks,
-) -> Result<Listing, Errno> {
+    left: &Left,
+) -> Result<Listing, WalkError> {
     let fd = open_dir(root, path)?;
     let opaque = xattr(fd.as_fd(), marks.name("opaque").as_deref());
     let below = match path {
@@ -205,10 +246,11 @@ fn list(
                 continue;
             }
         };
+        left.take(&child)?;
         match look(fd.as_fd(), entry.file_name(), &marks) {
             Ok(seen) => out.seen.push((child, seen)),
             Err(Errno::NOENT) => {}
-            Err(errno) if is_ours(errno) => return Err(errno),
+            Err(errno) if is_ours(errno) => return Err(errno.into()),
             Err(errno) => {
                 out.unseen
                     .push(Unseen { dir: path.cloned(), note: format!("can't look at {child}: {errno}") });
@@ -312,4 +354,23 @@ fn xattr(fd: BorrowedFd<'_>, name: Option<&str>) -> Option<Vec<u8>> {
     let mut value = [0; proto::path::PATH_BYTES_MAX + 2];
     let len = rustix::fs::fgetxattr(fd, name?, &mut value[..]).ok()?;
     Some(value[..len].to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_take_too_much_memory_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = "n".repeat(200);
+        for n in 0..100 {
+            std::fs::write(dir.path().join(format!("{long}{n}")), "").unwrap();
+        }
+        let root = std::fs::File::open(dir.path()).unwrap();
+        let within = |bytes| walk_within(root.as_fd(), Marks::None, bytes);
+        assert_eq!(within(100_000).unwrap().seen.len(), 100);
+        // Names count, too.
+        assert!(matches!(within(20_000), Err(WalkError::TooLarge)));
+    }
 }

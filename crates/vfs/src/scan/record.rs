@@ -1,6 +1,6 @@
 //! Records what a scan found: classes, content, entries and audit rows.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 
 use proto::path::TreePath;
@@ -37,15 +37,13 @@ impl Scan<'_> {
             self.reclassify(&mut changes, &mut rules)?;
         }
         changes.retain(|path, _| !others.contains(path));
-        let mut classes = BTreeMap::new();
-        for (path, change) in &changes {
-            classes.insert(path, self.class(&mut rules, path, change)?);
-        }
+        let classes = changes.iter().map(|(path, change)| self.class(&mut rules, path, change));
+        let classes = classes.collect::<Result<Vec<_>, _>>()?;
         let jobs = self.jobs(&changes, &classes)?;
         let clock_ns = hashing::file_clock_ns();
         let blob_error = |source| ScanError::Blob { branch: self.branch.clone(), source };
         let read = hashing::read_all(self.dir, &self.store.inner.blobs, &jobs);
-        let read = read.map_err(|error| error.of(self.branch))?;
+        let mut read = read.map_err(|error| error.of(self.branch))?;
         let mut unscannable = Vec::new();
         for unseen in &self.walk.unseen {
             // What is ignored is no part of the tree.
@@ -54,10 +52,8 @@ impl Scan<'_> {
                 unscannable.push(unseen.note.clone());
             }
         }
-        let notes = jobs.iter().zip(&read).filter(|(job, _)| classes[&job.path] != Class::Ignored);
-        unscannable.extend(notes.filter_map(|(_, read)| read.as_ref()?.note.clone()));
-        let mut read: BTreeMap<TreePath, Captured> =
-            jobs.into_iter().zip(read).filter_map(|(job, read)| read.map(|read| (job.path, read))).collect();
+        let wanted = jobs.iter().zip(&read).filter(|(job, _)| job.keep);
+        unscannable.extend(wanted.filter_map(|(_, read)| read.as_ref()?.note.clone()));
         // A page that is mapped and dirty takes more writes without a new time, until it is written back.
         let times = self.store.inner.times;
         let young = |read: &Captured| match writers {
@@ -65,19 +61,21 @@ impl Scan<'_> {
             Writers::MayLive => read.stat.ctime_ns > clock_ns.saturating_sub(times.dirty_ns),
             Writers::Gone => false,
         };
-        for read in read.values_mut().filter(|read| young(read)) {
+        for read in read.iter_mut().flatten().filter(|read| young(read)) {
             read.stat = StatId::default();
         }
-        let kept: Vec<_> = read.values().filter(|read| read.kept).filter_map(|read| read.hash).collect();
+        let kept: Vec<_> =
+            read.iter().flatten().filter(|read| read.kept).filter_map(|read| read.hash).collect();
         hashing::pool().install(|| self.store.inner.blobs.sync_all(&kept)).map_err(blob_error)?;
-        let settled: Vec<Settled> = changes
-            .iter()
-            .filter_map(|(path, change)| settle(path, change, classes[path], read.get(path)))
-            .collect();
+        // One at a time: a command may have made half a million files.
+        let mut done = jobs.iter().zip(&read).peekable();
+        let settled = changes.iter().zip(&classes).filter_map(|((path, change), class)| {
+            let read = done.next_if(|(job, _)| job.path == *path).and_then(|(_, read)| read.as_ref());
+            settle(path, change, *class, read)
+        });
         self.store.inner.live.step("scan: stored");
-        let seqs = self.commit(&settled, actor, detail, &unscannable)?;
+        let (seqs, changed) = self.commit(settled, actor, detail, &unscannable)?;
         self.store.inner.live.step("scan: recorded");
-        let changed = report(&settled);
         let (first_seq, last_seq) = seqs.unzip();
         Ok(ScanReport { changed, first_seq, last_seq, unscannable })
     }
@@ -124,10 +122,11 @@ impl Scan<'_> {
         Ok(())
     }
 
-    fn jobs(&self, changes: &Changes, classes: &BTreeMap<&TreePath, Class>) -> Result<Vec<Job>, ScanError> {
+    /// What is to be read, in the order of the changes.
+    fn jobs(&self, changes: &Changes, classes: &[Class]) -> Result<Vec<Job>, ScanError> {
         let mut jobs = Vec::new();
-        for (path, change) in changes {
-            let keep = classes[path] != Class::Ignored;
+        for ((path, change), class) in changes.iter().zip(classes) {
+            let keep = *class != Class::Ignored;
             let mut job = Job { path: path.clone(), root: None, keep, kept: None };
             match &change.after {
                 After::Read => {
@@ -157,18 +156,20 @@ impl Scan<'_> {
         Ok(None)
     }
 
-    fn commit(
+    fn commit<'s>(
         &self,
-        settled: &[Settled<'_>],
+        settled: impl Iterator<Item = Settled<'s>>,
         actor: &Actor,
         detail: Option<&str>,
         unscannable: &[String],
-    ) -> Result<Option<(u64, u64)>, DbError> {
-        if settled.is_empty() && detail.is_none() {
-            return Ok(None);
+    ) -> Result<(Option<(u64, u64)>, ChangedFiles), DbError> {
+        let mut settled = settled.peekable();
+        let mut report = Report::default();
+        if settled.peek().is_none() && detail.is_none() {
+            return Ok((None, report.files));
         }
         let time_ms = self.store.inner.options.clock.now_ms();
-        self.store.inner.db.write(|tx| {
+        let seqs = self.store.inner.db.write(|tx| {
             let mut rows = Appender::begin(tx, &self.store.inner.key, time_ms)?;
             if detail.is_some() {
                 let first = actor.first();
@@ -185,10 +186,12 @@ impl Scan<'_> {
                 if let Some(op) = one.op {
                     let before = one.before.as_ref();
                     rows.push(&NewRow::change(self.branch, actor, op, one.path, before, &one.now))?;
+                    report.add(&one);
                 }
             }
             rows.finish()
-        })
+        })?;
+        Ok((seqs, report.files))
     }
 }
 
@@ -271,11 +274,17 @@ fn reads(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::File | Kind::Symlink) && entry.size <= KEPT_BYTES_MAX
 }
 
-/// The files of the report: directories show only through what they hold.
-fn report(settled: &[Settled<'_>]) -> ChangedFiles {
-    let (mut out, mut bytes) = (ChangedFiles::default(), 0);
-    let in_tree = |entry: &&Entry| entry.class == Class::Tree && is_file(entry);
-    for one in settled.iter().filter(|one| one.op.is_some()) {
+/// The files of a scan's report: directories show only through what they hold.
+#[derive(Default)]
+struct Report {
+    files: ChangedFiles,
+    /// Of the paths in it.
+    bytes: usize,
+}
+
+impl Report {
+    fn add(&mut self, one: &Settled<'_>) {
+        let in_tree = |entry: &&Entry| entry.class == Class::Tree && is_file(entry);
         let before = one.before.as_ref();
         let status = match (before.filter(in_tree), Some(&one.now).filter(in_tree)) {
             (None, Some(_)) => ChangeStatus::Added,
@@ -283,17 +292,16 @@ fn report(settled: &[Settled<'_>]) -> ChangedFiles {
             (Some(before), Some(now)) if before.kind != now.kind => ChangeStatus::TypeChanged,
             (Some(_), Some(_)) => ChangeStatus::Modified,
             (None, None) => {
-                out.other_total += u64::from(before.is_some_and(is_file) || is_file(&one.now));
-                continue;
+                self.files.other_total += u64::from(before.is_some_and(is_file) || is_file(&one.now));
+                return;
             }
         };
-        out.tree_total += 1;
-        bytes += one.path.as_bytes().len();
-        if out.paths.len() < PATHS_MAX && bytes <= PATHS_BYTES_MAX {
-            out.paths.push(ChangedPath { status, path: one.path.clone() });
+        self.files.tree_total += 1;
+        self.bytes += one.path.as_bytes().len();
+        if self.files.paths.len() < PATHS_MAX && self.bytes <= PATHS_BYTES_MAX {
+            self.files.paths.push(ChangedPath { status, path: one.path.clone() });
         }
     }
-    out
 }
 
 fn is_file(entry: &Entry) -> bool {
