@@ -162,6 +162,8 @@ fn what_can_not_be_captured_fails_a_verify_and_refuses_a_fork() {
     assert_eq!(report["passed"], false);
     tendon.run(&["branch", "exec", "fix", "--", "sh", "-c", nest]).expect(0).says("can't be captured");
     tendon.run(&["branch", "fork", "fix"]).expect(3).says("can't be captured");
+    tendon.run(&["branch", "export", "fix", "--tar", "-"]).expect(3).says("can't be captured");
+    assert!(tendon.text(&["branch", "diff", "fix"]).contains("can't be captured"));
     tendon.text(&["branch", "exec", "fix", "--", "sh", "-c", "rm -rf nnnn*"]);
     tendon.run(&["branch", "fork", "fix"]).expect(0);
 }

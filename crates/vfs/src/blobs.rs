@@ -52,15 +52,21 @@ impl BlobError {
 pub(crate) struct Blobs {
     dir: PathBuf,
     next_tmp: AtomicU64,
+    unsure: Mutex<Unsure>,
+}
+
+/// Blobs that are not just there.
+#[derive(Default)]
+struct Unsure {
     /// Stored with [`Sync::Later`] and not synced yet, by whichever scan: under their pending names.
-    unsynced: Mutex<HashSet<blake3::Hash>>,
+    unsynced: HashSet<blake3::Hash>,
     /// What could not be synced and was not stored again: others may rely on it.
-    lost: Mutex<HashSet<blake3::Hash>>,
+    lost: HashSet<blake3::Hash>,
 }
 
 impl Blobs {
     pub(crate) fn new(dir: PathBuf) -> Self {
-        Self { dir, next_tmp: AtomicU64::new(0), unsynced: Mutex::default(), lost: Mutex::default() }
+        Self { dir, next_tmp: AtomicU64::new(0), unsure: Mutex::default() }
     }
 
     fn path(&self, hash: &blake3::Hash) -> PathBuf {
@@ -74,16 +80,21 @@ impl Blobs {
     }
 
     pub(crate) fn has(&self, hash: &blake3::Hash) -> bool {
-        let (unsynced, lost) = (self.unsynced(), self.lost());
-        !lost.contains(hash) && (unsynced.contains(hash) || self.path(hash).exists())
+        {
+            let unsure = self.unsure();
+            if unsure.lost.contains(hash) {
+                return false;
+            }
+            if unsure.unsynced.contains(hash) {
+                return true;
+            }
+        }
+        // What is lost from here on, its name already given, [`Blobs::sync_all`] says to all who rely on it.
+        self.path(hash).exists()
     }
 
-    fn unsynced(&self) -> MutexGuard<'_, HashSet<blake3::Hash>> {
-        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lost(&self) -> MutexGuard<'_, HashSet<blake3::Hash>> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    fn unsure(&self) -> MutexGuard<'_, Unsure> {
+        self.unsure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the names of blobs durable that an earlier runner gave and was killed before it could: no power cut may take
@@ -92,7 +103,8 @@ impl Blobs {
         Ok(rustix::fs::syncfs(File::open(&self.dir)?)?)
     }
 
-    /// Removes what an earlier runner began to store.
+    /// Removes what an earlier runner began to store. Reads every directory of blobs, so only after a runner that did not end in
+    /// order: what one leaves that did is stored anew before it is relied on.
     pub(crate) fn sweep(&self) -> io::Result<()> {
         let begun = |name: &std::ffi::OsStr| {
             let path = Path::new(name);
@@ -140,27 +152,27 @@ impl Blobs {
     /// second attempt to sync it would tell of a success that there was not.
     pub(crate) fn sync_all(&self, hashes: &[blake3::Hash]) -> Result<(), BlobError> {
         let (mut new, known): (Vec<_>, Vec<_>) = {
-            let unsynced = self.unsynced();
-            hashes.iter().copied().partition(|hash| unsynced.contains(hash))
+            let unsure = self.unsure();
+            hashes.iter().copied().partition(|hash| unsure.unsynced.contains(hash))
         };
         new.sort_unstable_by_key(|hash| *hash.as_bytes());
         new.dedup();
         let synced = self.sync_new(&new);
         {
             // All of it in one go: who stores the same meanwhile does it before, and fails with this, or after.
-            let (mut unsynced, mut lost) = (self.unsynced(), self.lost());
+            let mut unsure = self.unsure();
             for hash in &new {
-                unsynced.remove(hash);
+                unsure.unsynced.remove(hash);
                 if synced.is_err() {
-                    lost.insert(*hash);
+                    unsure.lost.insert(*hash);
                     let _ = std::fs::remove_file(self.pending(hash));
                 }
             }
         }
         synced?;
         // Another scan may have failed to sync what this one relied on.
-        let lost = self.lost();
-        match known.iter().find(|hash| lost.contains(hash)) {
+        let unsure = self.unsure();
+        match known.iter().find(|hash| unsure.lost.contains(hash)) {
             Some(hash) => {
                 Err(BlobError::Io { what: "find", hash: *hash, source: io::ErrorKind::NotFound.into() })
             }
@@ -225,16 +237,19 @@ impl Blobs {
                 std::fs::rename(tmp, &path)?;
                 sync_path(parent)?;
                 sync_path(&self.dir)?;
-                self.lost().remove(hash);
+                self.unsure().lost.remove(hash);
                 Ok(())
             }
             Sync::Later => {
-                let (mut unsynced, mut lost) = (self.unsynced(), self.lost());
-                if path.exists() && !lost.contains(hash) {
+                let mut unsure = self.unsure();
+                if path.exists() && !unsure.lost.contains(hash) {
                     return std::fs::remove_file(tmp);
                 }
-                unsynced.insert(*hash);
-                lost.remove(hash);
+                unsure.lost.remove(hash);
+                if unsure.unsynced.insert(*hash) {
+                    // Over what an earlier scan left, which nobody may have synced.
+                    return std::fs::rename(tmp, self.pending(hash));
+                }
                 // Not over what another scan is syncing now.
                 match renameat_with(CWD, tmp, CWD, self.pending(hash), RenameFlags::NOREPLACE) {
                     Err(Errno::EXIST) => std::fs::remove_file(tmp),
@@ -309,10 +324,10 @@ mod tests {
         let small = blake3::hash(b"small");
         blobs.store_known(&small, b"small").unwrap();
         blobs.store(&mut &b"small"[..], Sync::Now).unwrap();
-        assert_eq!(blobs.unsynced().len(), 2);
+        assert_eq!(blobs.unsure().unsynced.len(), 2);
         assert!(!blobs.path(&hash).exists(), "not durable, so without its name");
         blobs.sync_all(&[hash, small, hash]).unwrap();
-        assert!(blobs.unsynced().is_empty());
+        assert!(blobs.unsure().unsynced.is_empty());
         let read = |hash| std::io::read_to_string(blobs.open(hash).unwrap()).unwrap().into_bytes();
         assert_eq!(read(&hash), big);
         assert_eq!(read(&small), b"small");
@@ -339,6 +354,20 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_runner_left_unsynced_is_written_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let hash = blake3::hash(b"x");
+        Blobs::new(dir.path().to_owned()).store_known(&hash, b"x").unwrap();
+        // That runner ended in order, so nothing is swept.
+        let next = Blobs::new(dir.path().to_owned());
+        std::fs::write(next.pending(&hash), "torn").unwrap();
+        assert!(!next.has(&hash));
+        next.store_known(&hash, b"x").unwrap();
+        next.sync_all(&[hash]).unwrap();
+        assert_eq!(std::io::read_to_string(next.open(&hash).unwrap()).unwrap(), "x");
+    }
+
+    #[test]
     fn what_can_not_be_synced_is_an_error_for_all_who_rely_on_it() {
         let dir = tempfile::tempdir().unwrap();
         let blobs = Blobs::new(dir.path().to_owned());
@@ -352,7 +381,7 @@ mod tests {
         blobs.store_known(&hash, b"x").unwrap();
         blobs.sync_all(&[hash]).unwrap();
         // One that failed after it had its name is stored again, too.
-        blobs.lost().insert(hash);
+        blobs.unsure().lost.insert(hash);
         assert!(!blobs.has(&hash) && blobs.sync_all(&[hash]).is_err());
         blobs.store_known(&hash, b"x").unwrap();
         blobs.sync_all(&[hash]).unwrap();

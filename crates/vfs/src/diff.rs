@@ -12,6 +12,7 @@ use proto::path::TreePath;
 use rusqlite::Connection;
 
 use crate::base::some;
+use crate::captured::{Uncaptured, is_unread};
 use crate::content::{ContentError, Contents};
 use crate::db::DbError;
 use crate::entries::{self, Class, Entry, Kind};
@@ -19,7 +20,7 @@ use crate::git::{Git, GitError};
 use crate::gitname;
 use crate::limits::{DIFF_BYTES_MAX, DIFF_FILE_BYTES_MAX, PATCH_BYTES_MAX};
 use crate::patch::{Large, Sections, Telling};
-use crate::scan::Layers;
+use crate::scan::{Layers, ScanError};
 use crate::store::Store;
 
 /// How a difference is told.
@@ -37,6 +38,9 @@ pub enum DiffError {
     /// There is no such branch.
     #[error("there is no branch {0}")]
     NoBranch(BranchId),
+    /// What is on the branch can't be looked at.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
     /// It is too large to show.
     #[error("the diff of the branch {0} has more than {max} MiB", max = DIFF_BYTES_MAX >> 20)]
     TooLarge(BranchId),
@@ -65,6 +69,7 @@ impl Coded for DiffError {
         match self {
             DiffError::NoBranch(_) => Code::NotFound,
             DiffError::TooLarge(_) | DiffError::PatchTooLarge | DiffError::Names(_) => Code::BadInput,
+            DiffError::Scan(error) => error.code(),
             DiffError::Content(error) => error.code(),
             DiffError::Git(error) => error.code(),
             DiffError::Io(error) if error.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
@@ -84,6 +89,7 @@ impl Coded for DiffError {
                  archive"
                     .into(),
             ),
+            DiffError::Scan(error) => error.hint(),
             DiffError::Content(error) => error.hint(),
             DiffError::Git(error) => error.hint(),
             DiffError::NoBranch(_) | DiffError::Io(_) | DiffError::Db(_) => None,
@@ -93,9 +99,10 @@ impl Coded for DiffError {
 
 impl Store {
     /// What the branch, as of its last scan, changed of its base, to be shown. Of a file above [`DIFF_FILE_BYTES_MAX`] it
-    /// says only that it differs; `git apply` refuses such a diff. See [`crate::ExportTarget::Patch`] for all of it.
+    /// says only that it differs, and of what can't be captured that it is there; `git apply` refuses such a diff. See [`crate::ExportTarget::Patch`] for all of it.
     pub fn diff(&self, branch: &BranchId, format: DiffFormat) -> Result<Vec<u8>, DiffError> {
         let mut out = Bounded { bytes: Vec::new(), branch };
+        let uncaptured = self.uncaptured(branch)?;
         self.compared(branch, |compared| {
             match format {
                 DiffFormat::NameStatus => compared.run(&["--name-status"], &mut out)?,
@@ -103,6 +110,9 @@ impl Store {
             }
             compared.refused.iter().try_for_each(|change| tell_refused(change, format, &mut out))
         })?;
+        if let Some(uncaptured) = uncaptured {
+            tell_uncaptured(&uncaptured, format, &mut out)?;
+        }
         Ok(out.bytes)
     }
 
@@ -112,6 +122,9 @@ impl Store {
         let mut files = 0;
         self.compared(branch, |compared| {
             names_taken(&compared.refused)?;
+            if let Some(change) = compared.unread.first() {
+                return Err(ContentError::NotKept { path: change.path.clone() }.into());
+            }
             let path = compared.scratch.dir.join("patch");
             let mut file = io::BufWriter::new(File::create_new(&path)?);
             let mut bounded = Upto { out: &mut file, left: PATCH_BYTES_MAX };
@@ -137,6 +150,8 @@ impl Store {
             return Ok(());
         }
         let (refused, changes): (Vec<_>, Vec<_>) = changes.into_iter().partition(TreeChange::is_refused);
+        let (unread, changes): (Vec<_>, Vec<_>) =
+            changes.into_iter().partition(|change| change.after.as_ref().is_some_and(is_unread));
         let scratch = Scratch::new(self, "sha1")?;
         let contents = Contents::new(self, &conn, Some(branch), &chain);
         let mut large = Large::new(&contents)?;
@@ -160,7 +175,7 @@ impl Store {
             put(&mut stream, &change.path, change.after.as_ref())?;
         }
         stream.run(&scratch.git())?;
-        tell(&Compared { scratch, large, refused })
+        tell(&Compared { scratch, large, refused, unread })
     }
 }
 
@@ -170,6 +185,8 @@ struct Compared<'a> {
     large: Large<'a>,
     /// What git was not given.
     refused: Vec<TreeChange>,
+    /// What nobody could read: [`Store::uncaptured`] tells it.
+    unread: Vec<TreeChange>,
 }
 
 impl Compared<'_> {
@@ -276,6 +293,21 @@ fn tell_refused(change: &TreeChange, format: DiffFormat, out: &mut dyn Write) ->
         }
     };
     Ok(out.write_all(&lines)?)
+}
+
+/// Shows that the branch holds more, in a form that `git apply` refuses, whatever it is.
+fn tell_uncaptured(
+    uncaptured: &Uncaptured,
+    format: DiffFormat,
+    out: &mut dyn Write,
+) -> Result<(), DiffError> {
+    let line = uncaptured.to_string().replace('\n', " ");
+    match format {
+        // git's letter for what it does not know.
+        DiffFormat::NameStatus => writeln!(out, "X\t{line}")?,
+        DiffFormat::Unified => writeln!(out, "diff --git a/. b/.\nnew file mode 100644\n{line}")?,
+    }
+    Ok(())
 }
 
 /// What differs between the base and the top of `chain`, of the files and symlinks of the tree, by path.

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use proto::error::{Code, Coded};
 use proto::ids::BranchId;
 
+use crate::captured::Uncaptured;
 use crate::content::{ContentError, Contents};
 use crate::db::DbError;
 use crate::diff::{DiffError, in_tree};
 use crate::entries::{self, Kind};
-use crate::scan::Layers;
+use crate::scan::{Layers, ScanError};
 use crate::store::Store;
 
 /// The time of every file in an archive: the first one that all formats can tell (1980-01-01).
@@ -54,6 +55,12 @@ pub enum ExportError {
     /// There is no such branch.
     #[error("there is no branch {0}")]
     NoBranch(BranchId),
+    /// Something on the branch can't be captured.
+    #[error(transparent)]
+    Uncaptured(#[from] Uncaptured),
+    /// What is on the branch can't be looked at.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
     /// It can't be compared or its files can't be given to git.
     #[error("can't prepare the files of the branch")]
     Diff(#[from] DiffError),
@@ -100,6 +107,8 @@ impl Coded for ExportError {
     fn code(&self) -> Code {
         match self {
             ExportError::NoBranch(_) => Code::NotFound,
+            ExportError::Uncaptured(error) => error.code(),
+            ExportError::Scan(error) => error.code(),
             ExportError::Diff(error) => error.code(),
             ExportError::Content(error) => error.code(),
             ExportError::Io(error) if error.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
@@ -120,6 +129,8 @@ impl Coded for ExportError {
             ExportError::NoParent { .. } => Some("fetch that commit there first".into()),
             ExportError::Content(error) => error.hint(),
             ExportError::Diff(error) => error.hint(),
+            ExportError::Uncaptured(error) => error.hint(),
+            ExportError::Scan(error) => error.hint(),
             ExportError::Repo { .. } => {
                 Some("name a git repository on this machine, or its work tree".into())
             }
@@ -131,8 +142,12 @@ impl Coded for ExportError {
 }
 
 impl Store {
-    /// Takes the branch, as of its last scan, out to `target`.
+    /// Takes the branch, as of its last scan, out to `target`. One that holds what can't be captured is refused, as it is by a
+    /// fork.
     pub fn export(&self, branch: &BranchId, target: ExportTarget<'_>) -> Result<ExportReport, ExportError> {
+        if let Some(uncaptured) = self.uncaptured(branch)? {
+            return Err(uncaptured.into());
+        }
         match target {
             ExportTarget::Patch(out) => {
                 let files = self.patch(branch, out).map_err(no_branch)?;
@@ -182,6 +197,7 @@ pub(crate) fn no_branch(error: DiffError) -> ExportError {
         DiffError::TooLarge(_)
         | DiffError::PatchTooLarge
         | DiffError::Names(_)
+        | DiffError::Scan(_)
         | DiffError::Content(_)
         | DiffError::Git(_)
         | DiffError::Io(_)

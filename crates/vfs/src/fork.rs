@@ -12,6 +12,7 @@ use rusqlite::{Transaction, params};
 
 use crate::audit::Actor;
 use crate::branch::{CreateError, ForkBusy, MountError, NameError, NewBranch, check_name, io_code, random};
+use crate::captured::Uncaptured;
 use crate::db::DbError;
 use crate::engine::Engine;
 use crate::entries;
@@ -38,8 +39,8 @@ pub enum ForkError {
     #[error(transparent)]
     Mount(#[from] MountError),
     /// Something on the branch can't be recorded.
-    #[error("{0}")]
-    Unscannable(String),
+    #[error(transparent)]
+    Unscannable(#[from] Uncaptured),
     /// As many layers as a mount can have.
     #[error("the branch {0} stands on as many forks as can be")]
     Deep(BranchId),
@@ -69,7 +70,8 @@ impl Coded for ForkError {
             ForkError::NoBranch(_) => Code::NotFound,
             ForkError::Name(error) => error.code(),
             ForkError::InUse(_) => Code::Conflict,
-            ForkError::Unscannable(_) | ForkError::Deep(_) => Code::Refused,
+            ForkError::Unscannable(error) => error.code(),
+            ForkError::Deep(_) => Code::Refused,
             ForkError::Scan(error) => error.code(),
             ForkError::Mount(error) => error.code(),
             ForkError::Io(error) => io_code(error),
@@ -82,7 +84,7 @@ impl Coded for ForkError {
             ForkError::InUse(_) => Some("wait until what runs on it has ended, then fork".into()),
             ForkError::Scan(error) => error.hint(),
             ForkError::Mount(error) => error.hint(),
-            ForkError::Unscannable(_) => Some("remove it, or make it readable, then fork".into()),
+            ForkError::Unscannable(error) => error.hint(),
             ForkError::Deep(_) => Some(
                 "stop what runs on it: chains are flattened while nothing does, see the runner's log".into(),
             ),
@@ -131,10 +133,7 @@ impl Store {
                 ForkBusy::Frozen(writer) => writer.clone(),
                 ForkBusy::Quiet => Actor::unknown(),
             };
-            let found = self.scan_locked(parent, &found_by, None, busy.writers())?;
-            if let Some(told) = found.unscannable_told() {
-                return Err(ForkError::Unscannable(told));
-            }
+            self.scan_locked(parent, &found_by, None, busy.writers())?.is_whole()?;
         }
         let layers = Layers::of(&self.inner.db.read(), parent)?;
         let layers = layers.ok_or_else(|| ForkError::NoBranch(parent.clone()))?;

@@ -367,10 +367,7 @@ impl Writer<'_> {
     /// Leaves nothing at `path`, whose content is not to be had.
     fn lack(&self, path: &TreePath, missing: &mut Vec<TreePath>) -> Result<(), Errno> {
         missing.push(path.clone());
-        match rustix::fs::unlinkat(self.parent(path)?, path.file_name(), AtFlags::empty()) {
-            Err(Errno::NOENT) => Ok(()),
-            done => done,
-        }
+        clear(self.parent(path)?.as_fd(), path)
     }
 
     fn mkdir(&self, path: &TreePath) -> Result<(), Errno> {
@@ -381,20 +378,14 @@ impl Writer<'_> {
 
     fn symlink(&self, path: &TreePath, target: &[u8]) -> Result<(), Errno> {
         let parent = self.parent(path)?;
-        match rustix::fs::unlinkat(&parent, path.file_name(), AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(errno),
-        }
+        clear(parent.as_fd(), path)?;
         rustix::fs::symlinkat(target, &parent, path.file_name())?;
         self.own(parent.as_fd(), path)
     }
 
     fn file(&self, path: &TreePath, content: &mut Content, mode: u32) -> io::Result<()> {
         let parent = self.parent(path)?;
-        match rustix::fs::unlinkat(&parent, path.file_name(), AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(errno.into()),
-        }
+        clear(parent.as_fd(), path)?;
         let fd = rustix::fs::openat(&parent, path.file_name(), NEW, Mode::from_raw_mode(0o600))?;
         let mut file = std::fs::File::from(fd);
         io::copy(content, &mut file)?;
@@ -412,6 +403,14 @@ impl Writer<'_> {
         let Some((uid, gid)) = self.owner else { return Ok(()) };
         let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
         rustix::fs::chownat(parent, path.file_name(), Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+    }
+}
+
+/// Leaves no file and no link at `path`, which lies in `parent`.
+fn clear(parent: BorrowedFd<'_>, path: &TreePath) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(parent, path.file_name(), AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        done => done,
     }
 }
 

@@ -27,10 +27,14 @@ const MARKER: (&str, &str) = (
     "This is a state directory of tendon, version 1. What tendon does not know in it, it removes.\n",
 );
 
+/// Whether it has a whole marker.
+fn is_marked(root: &Path) -> bool {
+    std::fs::read(root.join(MARKER.0)).is_ok_and(|text| text == MARKER.1.as_bytes())
+}
+
 /// It is ours by its marker, or by what only we have; a file that anybody could have says nothing.
 fn foreign(root: &Path) -> io::Result<bool> {
-    let marked = std::fs::read(root.join(MARKER.0)).is_ok_and(|text| text == MARKER.1.as_bytes());
-    if marked || (root.join("tendon.db").exists() && root.join("audit.key").exists()) {
+    if is_marked(root) || (root.join("tendon.db").exists() && root.join("audit.key").exists()) {
         return Ok(false);
     }
     std::fs::read_dir(root)?.try_fold(false, |foreign, entry| {
@@ -64,10 +68,10 @@ impl Layout {
         if meta.permissions().mode() & 0o077 != 0 {
             std::fs::set_permissions(&self.root, Permissions::from_mode(0o700))?;
         }
-        let marker = self.root.join(MARKER.0);
-        if std::fs::read(&marker).is_ok_and(|text| text == MARKER.1.as_bytes()) {
+        if is_marked(&self.root) {
             return Ok(());
         }
+        let marker = self.root.join(MARKER.0);
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(marker)?;
         file.write_all(MARKER.1.as_bytes())?;
         file.sync_all()?;

@@ -8,6 +8,7 @@ mod base;
 mod beneath;
 mod blobs;
 mod branch;
+mod captured;
 mod clock;
 mod content;
 mod db;
@@ -51,6 +52,7 @@ pub use base::{BaseError, Cancel, DirSource, FreezeError, GcError, GcReport, Git
 pub use beneath::{BeneathError, DiskUse, FileKind, FileStat};
 pub use blobs::BlobError;
 pub use branch::{BranchAtError, BranchError, CreateError, ForkBusy, MountError, NameError};
+pub use captured::Uncaptured;
 pub use clock::{Clock, SystemClock};
 pub use content::{Content, ContentError};
 pub use db::DbError;

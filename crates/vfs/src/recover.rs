@@ -31,7 +31,7 @@ pub enum RecoverError {
     /// A directory can't be read, moved or removed.
     #[error("can't put the directory of {what} in order")]
     Io {
-        /// A branch or layer.
+        /// A branch, a layer or the blobs.
         what: String,
         /// Why.
         source: io::Error,
@@ -122,6 +122,10 @@ impl Store {
         if let Some(last) = &last {
             report.unclean = !last.starts_with("clean ");
             report.power_cut = report.unclean && (boot.is_empty() || !last.ends_with(&boot));
+        }
+        if report.unclean {
+            let io_error = |source| RecoverError::Io { what: "the blobs".into(), source };
+            self.inner.blobs.sweep().map_err(io_error)?;
         }
         spread(&self.inner.layout.branches());
         self.sweep_bases()?;

@@ -164,7 +164,6 @@ impl Store {
         let key = crate::audit::open_key(&db, &layout.audit_key())
             .map_err(|source| OpenError::Audit { dir: dir.to_owned(), source })?;
         let blobs = Blobs::new(layout.blobs());
-        blobs.sweep().map_err(io_error)?;
         blobs.settle().map_err(io_error)?;
         let leases = crate::base::Leases::default();
         let capture = crate::scan::Shared::default();
@@ -246,5 +245,20 @@ mod tests {
         assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
         drop(first);
         Store::open(dir.path(), options()).unwrap();
+    }
+
+    #[test]
+    fn blobs_are_swept_only_after_a_runner_that_did_not_end_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let begun = dir.path().join("blobs/tmp-9");
+        let store = Store::open(dir.path(), options()).unwrap();
+        std::fs::write(&begun, "").unwrap();
+        drop(store);
+        let store = Store::open(dir.path(), options()).unwrap();
+        assert!(begun.exists());
+        store.inner.live.faults.kill();
+        drop(store);
+        Store::open(dir.path(), options()).unwrap();
+        assert!(!begun.exists());
     }
 }

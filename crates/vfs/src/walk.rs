@@ -329,12 +329,22 @@ fn open_dir(root: BorrowedFd<'_>, path: Option<&TreePath>) -> Result<OwnedFd, Er
 
 /// Opens `path` below `root` through no symlink, no mount point and no magic link.
 pub(crate) fn open_beneath(root: BorrowedFd<'_>, path: &TreePath, flags: OFlags) -> Result<OwnedFd, Errno> {
+    open_beneath_mode(root, path, flags, Mode::empty())
+}
+
+/// As [`open_beneath`], of a file that is made if the flags say so, with `mode`.
+pub(crate) fn open_beneath_mode(
+    root: BorrowedFd<'_>,
+    path: &TreePath,
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::NO_XDEV;
     loop {
-        match rustix::fs::openat2(root, path.as_path(), flags, Mode::empty(), resolve) {
+        match rustix::fs::openat2(root, path.as_path(), flags, mode, resolve) {
             // A rename elsewhere made the kernel doubt: it asks to try again.
             Err(Errno::AGAIN | Errno::INTR) => {}
             opened => return opened,

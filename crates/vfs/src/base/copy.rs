@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use super::seal::{self, DirLook};
 use super::{Cancel, FreezeError};
 use crate::beneath::NEW;
+use crate::walk::open_beneath_mode;
 
 /// Files up to this size are read into memory; larger ones are cloned.
 const SMALL_BYTES: u64 = 256 * 1024;
@@ -84,9 +85,9 @@ pub(super) fn copy(
     let mut dirs = HashMap::new();
     let mut groups = Vec::new();
     for (dir, names) in by_dir {
-        let Some(fd) = job.make_dirs(dir.as_ref(), &mut dirs)? else { continue };
-        drop(fd);
-        groups.push((dir, names));
+        if job.make_dirs(dir.as_ref(), &mut dirs)? {
+            groups.push((dir, names));
+        }
     }
     let copied: Vec<Vec<(TreePath, Leaf)>> = super::on_threads(|| {
         groups.into_par_iter().map(|(dir, names)| job.group(dir.as_ref(), names)).collect::<Result<_, _>>()
@@ -202,30 +203,29 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Makes `dir` and those above it, as they look in the source; `None` when the source has none there.
+    /// Makes `dir` and those above it, as they look in the source; `false` when the source has none there.
     fn make_dirs(
         &self,
         dir: Option<&TreePath>,
         made: &mut HashMap<TreePath, DirLook>,
-    ) -> Result<Option<OwnedFd>, FreezeError> {
+    ) -> Result<bool, FreezeError> {
         let mut above: Vec<TreePath> = Vec::new();
         let mut at = dir.cloned();
         while let Some(dir) = at.take_if(|dir| !made.contains_key(dir)) {
             at = dir.parent();
             above.push(dir);
         }
-        let open = |dir: Option<&TreePath>| match open_dir(self.root, dir) {
-            Ok(fd) => Ok(Some(fd)),
-            Err(error) if is_gone(error) => Ok(None),
-            Err(error) => Err(unreadable(dir, error.into())),
-        };
         while let Some(dir) = above.pop() {
-            let Some(fd) = open(Some(&dir))? else { return Ok(None) };
+            let fd = match open_dir(self.root, Some(&dir)) {
+                Ok(fd) => fd,
+                Err(error) if is_gone(error) => return Ok(false),
+                Err(error) => return Err(unreadable(Some(&dir), error.into())),
+            };
             let stat = rustix::fs::fstat(&fd).map_err(|error| unreadable(Some(&dir), error.into()))?;
             self.make_dir(&dir)?;
             made.insert(dir, self.look(&stat));
         }
-        open(dir)
+        Ok(true)
     }
 
     fn make_dir(&self, dir: &TreePath) -> Result<(), FreezeError> {
@@ -341,16 +341,8 @@ impl Job<'_> {
         let at = self.to.join(path.as_path());
         let mode = before.st_mode & 0o777;
         // Where nothing is yet, and through no link: whatever a list of files says, nothing is written over.
-        let target = rustix::fs::openat2(
-            self.to_dir,
-            path.as_path(),
-            NEW.difference(OFlags::WRONLY).union(OFlags::RDWR),
-            Mode::from_raw_mode(mode | 0o600),
-            ResolveFlags::BENEATH
-                | ResolveFlags::NO_SYMLINKS
-                | ResolveFlags::NO_MAGICLINKS
-                | ResolveFlags::NO_XDEV,
-        );
+        let flags = NEW.difference(OFlags::WRONLY).union(OFlags::RDWR);
+        let target = open_beneath_mode(self.to_dir, path, flags, Mode::from_raw_mode(mode | 0o600));
         let target = File::from(target.map_err(|errno| FreezeError::Store(errno.into()))?);
         let size = before.st_size.cast_unsigned();
         let (hash, bytes) = if size <= SMALL_BYTES {

@@ -280,6 +280,67 @@ fn a_fork_of_a_branch_in_use_copies_or_is_refused() {
 }
 
 #[test]
+fn what_can_not_be_captured_refuses_forks_and_exports_and_a_diff_tells_it() {
+    use crate::{DiffFormat, ExportTarget, GitRef};
+    let test = "engine::tests::what_can_not_be_captured_refuses_forks_and_exports_and_a_diff_tells_it";
+    on_all(test, |engine| {
+        let fixture = Fixture::new(engine, BASE);
+        let branch = fixture.create().id;
+        let at = fixture.at(&branch);
+        let store = fixture.store();
+        let export = |target: ExportTarget<'_>| store.export(&branch, target);
+        let git = || {
+            let (repo, name) = ("/nowhere".into(), "x".into());
+            GitRef { repo, name, message: "m".into(), author: "A <a@b>".into() }
+        };
+        let diff = |format| String::from_utf8(store.diff(&branch, format).unwrap()).unwrap();
+        let check = |why: &str| {
+            fixture.scan(&branch);
+            let fork = store.fork_branch(&branch, None, &me(), ForkBusy::Frozen(&me())).unwrap_err();
+            let told = |error: &dyn Coded| {
+                let text = error.to_string();
+                assert!(text.starts_with("the branch holds what can't be captured: "), "{text}");
+                assert!(text.contains(why) && error.code() == Code::Refused, "{text}");
+            };
+            told(&fork);
+            told(&export(ExportTarget::Patch(&mut Vec::new())).unwrap_err());
+            told(&export(ExportTarget::Tar(&mut Vec::new())).unwrap_err());
+            told(&export(ExportTarget::GitRef(git())).unwrap_err());
+            for format in [DiffFormat::NameStatus, DiffFormat::Unified] {
+                let shown = diff(format);
+                assert!(shown.contains("new") && shown.contains(why), "{shown}");
+            }
+            // An incomplete diff is not taken for a patch.
+            let dir = tempfile::tempdir().unwrap();
+            let apply = crate::git::Git::new().work_tree(dir.path());
+            let diff = diff(DiffFormat::Unified);
+            assert!(apply.run_with(&["apply", "-"], diff.as_bytes(), &|_| ()).is_err(), "{diff}");
+        };
+        let is_whole = || {
+            fixture.scan(&branch);
+            export(ExportTarget::Patch(&mut Vec::new())).unwrap();
+            export(ExportTarget::Tar(&mut Vec::new())).unwrap();
+            assert!(!diff(DiffFormat::Unified).contains("captured"));
+        };
+        at.write("new", "new");
+        at.write(".gitignore", "ignored/\n");
+        // Longer than a record can hold; what is ignored is no part of the tree.
+        let long = vec!["n".repeat(240); 13].join("/");
+        std::fs::create_dir_all(at.join(&format!("ignored/{long}"))).unwrap();
+        is_whole();
+        std::fs::create_dir_all(at.join(&long)).unwrap();
+        check("passed over a name");
+        crate::beneath::remove_tree(&at.join(&"n".repeat(240))).unwrap();
+        is_whole();
+        // More holes than are read.
+        std::fs::File::create(at.join("sparse")).unwrap().set_len(1 << 40).unwrap();
+        check("can't read sparse");
+        std::fs::remove_file(at.join("sparse")).unwrap();
+        is_whole();
+    });
+}
+
+#[test]
 fn dropped_branches_leave_nothing_but_their_history() {
     on_all("engine::tests::dropped_branches_leave_nothing_but_their_history", |engine| {
         let fixture = Fixture::new(engine, BASE);
