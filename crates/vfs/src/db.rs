@@ -348,7 +348,7 @@ mod tests {
         let db = Db::open(&path, false).unwrap();
         let insert = |key: &'static str, bytes: u64| {
             let sql = "INSERT INTO meta VALUES (?1, zeroblob(?2))";
-            db.write(|tx| -> Result<(), DbError> { Ok(drop(tx.execute(sql, (key, bytes.cast_signed()))?)) })
+            db.write(|tx| -> Result<usize, DbError> { Ok(tx.execute(sql, (key, bytes.cast_signed()))?) })
         };
         let log = || std::fs::metadata(dir.path().join("t.db-wal")).unwrap().len();
         insert("large", 2 * LOG_BYTES_MAX).unwrap();
