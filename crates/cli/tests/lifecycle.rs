@@ -104,6 +104,44 @@ fn what_is_hard_to_see_counts_as_disk_space() {
 }
 
 #[test]
+fn a_command_that_is_over_at_once_is_held_to_the_disk_limit() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let exec =
+        |script: &str| tendon.run(&["branch", "exec", "fix", "--disk", "1MiB", "--", "sh", "-c", script]);
+    let ran = exec("for n in 1 2 3; do head -c 800000 /dev/zero > f$n; done");
+    assert!(ran.status != 0 && ran.stderr.contains("disk limit"), "{:?} {}", ran.status, ran.stderr);
+    tendon.run(&["branch", "exec", "fix", "--", "sh", "-c", "rm f*"]).expect(0);
+    exec("head -c 3000000 /dev/zero > f").expect(137).says("disk limit");
+    // Outside of the branch only a file's size is limited: what the number means is told.
+    exec("head -c 3000000 /dev/zero > /tmp/f; exit $?").expect(153).says("the disk limit, 1.0 MiB");
+}
+
+#[test]
+fn what_a_command_wrote_is_its_own_also_where_an_edit_replaces_it() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let script = "echo 1 > mine; mkdir -p dir; echo 2 > dir/mine; echo; until [ -e go ]; do sleep 0.05; done";
+    let mut child = tendon.start(&["branch", "exec", "fix", "--", "sh", "-c", script]);
+    let read = |path: &str| tendon.run(&["branch", "read", "fix", path]).stdout;
+    testkit::wait_until("the command writes", Duration::from_secs(60), || read("dir/mine") == "2\n");
+    tendon.run_with(&["branch", "write", "fix", "mine"], b"edited\n").expect(0);
+    tendon.text(&["branch", "rm", "fix", "dir"]);
+    tendon.run_with(&["branch", "write", "fix", "go"], b"").expect(0);
+    child.wait().unwrap();
+    let sql =
+        "select cast(path as text), op, substr(actor, 1, 4) from audit where path is not null order by seq";
+    let rows = tendon.json(0, &["audit", "sql", sql])["rows"].to_string();
+    let want =
+        r#"[["mine","add","exec"],["mine","modify","cli:"],["dir","add","exec"],["dir/mine","add","exec"]"#;
+    assert!(rows.starts_with(want) && rows.contains(r#"["dir","delete","cli:"]"#), "{rows}");
+}
+
+#[test]
 fn the_disk_is_kept_from_filling_up() {
     if !can_run() || !have_all(&[Need::Root]) {
         return;

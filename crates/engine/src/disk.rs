@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hands::Hand;
 use proto::error::{Code, Coded};
 use proto::ids::BranchId;
+use proto::verify::Outcome;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use vfs::DiskUse;
@@ -129,6 +130,14 @@ pub(crate) async fn outgrown(runner: &Runner, branch: &BranchId, hand: &Hand, en
                 }
             }
         }
+    }
+}
+
+/// How a command ended, by what the scan after it found: one that ends between two looks may have gone beyond its limit.
+pub(crate) fn last_look(outcome: Outcome, end: End, used: &DiskUse) -> Outcome {
+    match (&outcome, end.exceeded(used)) {
+        (Outcome::Exited { .. } | Outcome::Signalled { .. }, Some(limit)) => Outcome::exceeded(limit),
+        _ => outcome,
     }
 }
 

@@ -13,6 +13,7 @@ use vfs::{Actor, Writers};
 
 use crate::below::Below;
 use crate::disk;
+use crate::hints;
 use crate::id;
 use crate::limits::{CONTROLS_MAX, EVENTS_MAX, RUNNING_MAX};
 use crate::meter::{self, Call, LEFTOVERS_ENDED, Outlet, Passed};
@@ -163,7 +164,9 @@ async fn run(
         Writers::Gone => store.scan(&scanned, &actor, Some(&detail)),
     });
     let scan = scan.await.map_err(below)?;
+    let outcome = disk::last_look(ended.outcome, disk_end, &scan.disk);
     let mut warnings = runner.inner.warm.take_notices(&branch);
+    warnings.extend(hints::file_size(&outcome, disk_bytes_max));
     warnings.extend(ended.leftovers_ended.then(|| LEFTOVERS_ENDED.to_owned()));
     warnings.extend(scan.unscannable_told());
     let mut confinement = lease.hand.confinement();
@@ -172,7 +175,7 @@ async fn run(
         version: EXEC_REPORT_VERSION,
         exec,
         branch,
-        outcome: ended.outcome,
+        outcome,
         wall_ms: ended.wall_ms,
         cpu_ms: ended.cpu_ms,
         memory_bytes_peak: ended.memory_bytes_peak,

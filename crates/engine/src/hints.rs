@@ -1,7 +1,9 @@
-//! What would help when a command failed for want of a network. Pure: the end of its output in, a sentence out.
+//! What would help when a command failed for want of a network, or of room. Pure: how it ended and the end of its output
+//! in, a sentence out.
 
 use proto::path::JsonBytes;
-use proto::verify::CommandReport;
+use proto::units::show_bytes;
+use proto::verify::{CommandReport, Outcome};
 
 /// What a package client writes when it may not ask the network, and what fills its place on the host.
 const OFFLINE: [(&str, &str); 5] = [
@@ -28,4 +30,15 @@ pub(crate) fn offline(report: &CommandReport) -> Option<&'static str> {
     let texts: Vec<_> = texts.iter().map(|text| String::from_utf8_lossy(text)).collect();
     let said = |words: &str| texts.iter().any(|text| text.contains(words));
     OFFLINE.iter().find(|(words, _)| said(words)).map(|(_, hint)| *hint)
+}
+
+/// The hint for a shell whose command wanted a larger file than there may be: the shell says so with a status of its own.
+pub(crate) fn file_size(outcome: &Outcome, disk_bytes_max: u64) -> Option<String> {
+    const SIGXFSZ: i32 = 25;
+    (*outcome == Outcome::Exited { code: 128 + SIGXFSZ }).then(|| {
+        let most = show_bytes(disk_bytes_max);
+        format!(
+            "a file was to become larger than the disk limit, {most}, which holds for each file, in /tmp too"
+        )
+    })
 }

@@ -190,8 +190,8 @@ async fn follow<E: Send + 'static>(
                 call.hand.stop().await;
                 return (stop.map_or(Outcome::Cancelled, |(why, _)| why), None);
             }
-            limit = &mut outgrown, if !stopping => stop = Some(end(&exec, exceeded(limit))),
-            () = call.watched.starved.cancelled(), if !stopping => stop = Some(end(&exec, exceeded(disk::DISK_FREE))),
+            limit = &mut outgrown, if !stopping => stop = Some(end(&exec, Outcome::exceeded(limit))),
+            () = call.watched.starved.cancelled(), if !stopping => stop = Some(end(&exec, Outcome::exceeded(disk::DISK_FREE))),
             () = outlet.due() => outlet.send_recent(),
             () = &mut feed, if !fed => fed = true,
             control = next(&mut call.control) => match control {
@@ -214,10 +214,6 @@ fn end(exec: &hands::Exec, why: Outcome) -> (Outcome, Instant) {
     // If that fails the hand is ended.
     tokio::spawn(async move { drop(control.cancel().await) });
     (why, Instant::now() + CANCEL_GRACE)
-}
-
-fn exceeded(limit: &str) -> Outcome {
-    Outcome::LimitExceeded { limit: limit.into() }
 }
 
 /// Passes standard input on until it ends, or the command takes no more.

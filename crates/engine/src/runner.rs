@@ -16,7 +16,7 @@ use proto::ids::{BranchId, ExecId, VerifyId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use vfs::{Actor, ForkBusy, Root, Store};
+use vfs::{Actor, EditError, Editor, ForkBusy, Root, Store};
 
 use crate::below::Below;
 use crate::config::Settings;
@@ -190,6 +190,22 @@ impl Runner {
             Ok((root, mount))
         })
         .await
+    }
+
+    /// Reads or edits a branch as `actor`. What commands that run there have made of the same paths meanwhile is recorded first, as
+    /// theirs.
+    pub async fn edit<T: Send + 'static>(
+        &self,
+        branch: BranchId,
+        actor: Actor,
+        work: impl FnOnce(&Editor) -> Result<T, EditError> + Send + 'static,
+    ) -> Result<T, EditError> {
+        let runner = self.clone();
+        let edit = move |store: &Store| {
+            let editor = store.edit(&branch, &actor)?;
+            work(&editor.beside(move || runner.inner.warm.may_write(&branch)))
+        };
+        self.with_store(edit).await
     }
 
     /// Starts to remove bases of past verifies, as far as the configuration has it.

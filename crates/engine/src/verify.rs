@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use vfs::{Actor, Cancel, Clock as _, DirSource, GitSource, SystemClock};
+use vfs::{Actor, Cancel, Clock as _, DirSource, GitSource, ScanReport, SystemClock};
 
 use crate::below::Below;
 use crate::disk::{self, Watched};
@@ -379,9 +379,12 @@ impl Run<'_> {
         if ended.leftovers_ended {
             ran.warnings.push(format!("before `{}`: {LEFTOVERS_ENDED}", join_command(argv)));
         }
-        let changed = self.scan(branch, &actor, Some(join_command(argv)), ran).await?;
-        let mut report = report(phase, argv, exec, ended, outlet, changed);
+        let scan = self.scan(branch, &actor, Some(join_command(argv)), ran).await?;
+        let outcome = disk::last_look(ended.outcome, disk_end, &scan.disk);
+        let ended = Ended { outcome, ..ended };
+        let mut report = report(phase, argv, exec, ended, outlet, scan.changed);
         let hint = hints::offline(&report).map(str::to_owned);
+        let hint = hint.or_else(|| hints::file_size(&report.outcome, stage.disk_bytes_max));
         ran.warnings.extend(hint.filter(|hint| !ran.warnings.contains(hint)));
         ran.room.fit(&mut report);
         Ok(report)
@@ -393,7 +396,7 @@ impl Run<'_> {
         actor: &Actor,
         detail: Option<String>,
         ran: &mut Ran,
-    ) -> Result<ChangedFiles, VerifyError> {
+    ) -> Result<ScanReport, VerifyError> {
         let (branch, actor) = (branch.clone(), actor.clone());
         let live = !ran.lingering.is_empty();
         let scan = self.runner.with_store(move |store| match live {
@@ -407,7 +410,7 @@ impl Run<'_> {
         if let (Some(first), Some(last)) = (scan.first_seq, scan.last_seq) {
             ran.audit = Some((ran.audit.map_or(first, |(first, _)| first), last));
         }
-        Ok(scan.changed)
+        Ok(scan)
     }
 
     async fn make_logs(&self) -> Result<PathBuf, VerifyError> {

@@ -96,6 +96,13 @@ struct Warm {
     _root: Root,
 }
 
+impl Warm {
+    /// The execs that run, and those that left something running.
+    fn may_write(&self) -> Option<Actor> {
+        any_of(self.running.iter().chain(&self.lingering))
+    }
+}
+
 /// A place on a branch's hand for one exec.
 pub(crate) struct Lease {
     runner: Runner,
@@ -163,7 +170,7 @@ impl Lease {
             let slots = self.runner.inner.warm.slots();
             let Some(warm) = slots.get(&self.branch) else { return };
             let running = warm.running.iter().filter(|actor| **actor != self.actor);
-            any_of(&running.chain(&warm.lingering).cloned().collect::<Vec<_>>())
+            any_of(running.chain(&warm.lingering))
         };
         if let Some(others) = others {
             capture(&self.runner, &self.branch, &others, Writers::MayLive).await;
@@ -232,9 +239,13 @@ impl WarmHands {
     /// The branch's hand, if something runs in it, and who may write there.
     pub(crate) fn running_hand(&self, branch: &BranchId) -> Option<(Hand, Actor)> {
         let slots = self.slots();
-        let warm = slots.get(branch)?;
-        let (first, others) = warm.running.split_first()?;
-        Some((warm.hand.clone(), first.clone().or(others.iter().chain(&warm.lingering))))
+        let warm = slots.get(branch).filter(|warm| !warm.running.is_empty())?;
+        Some((warm.hand.clone(), warm.may_write()?))
+    }
+
+    /// Who may write to the branch, or have written what no scan has seen; `None` if nobody known.
+    pub(crate) fn may_write(&self, branch: &BranchId) -> Option<Actor> {
+        self.slots().get(branch)?.may_write()
     }
 
     /// Whether no process can write to the branch any more. The caller holds the branch's turn.
@@ -405,9 +416,10 @@ impl WarmHands {
 }
 
 /// Whoever of them it was.
-pub(crate) fn any_of(actors: &[Actor]) -> Option<Actor> {
-    let (first, others) = actors.split_first()?;
-    Some(first.clone().or(others))
+pub(crate) fn any_of<'a>(actors: impl IntoIterator<Item = &'a Actor>) -> Option<Actor> {
+    let mut actors = actors.into_iter();
+    let first = actors.next()?.clone();
+    Some(first.or(actors))
 }
 
 /// The limits of the hand itself; wall time is an exec's own.

@@ -441,11 +441,11 @@ impl Exec {
             return Some(event);
         };
         let outcome = match outcome {
-            Outcome::Signalled { signal: SIGXFSZ } => exceeded("disk"),
+            Outcome::Signalled { signal: SIGXFSZ } => Outcome::exceeded("disk"),
             Outcome::Exited { code: 1.. } | Outcome::Signalled { .. } | Outcome::Killed { .. }
                 if self.out_of_memory() =>
             {
-                exceeded("memory")
+                Outcome::exceeded("memory")
             }
             Outcome::HandLost { reason } => self.why_lost(reason).await,
             other @ (Outcome::Exited { .. }
@@ -463,7 +463,7 @@ impl Exec {
     async fn why_lost(&self, reason: String) -> Outcome {
         let over = self.out_of_memory();
         match timeout(Duration::from_secs(1), self.hand.inner.process.gone()).await {
-            Ok(_) if over => exceeded("memory"),
+            Ok(_) if over => Outcome::exceeded("memory"),
             Ok(reason) => Outcome::HandLost { reason },
             Err(_) => Outcome::HandLost { reason },
         }
@@ -497,8 +497,4 @@ impl Exec {
     pub async fn cancel(&self) -> Result<bool, LinkError> {
         self.exec.cancel().await
     }
-}
-
-fn exceeded(limit: &str) -> Outcome {
-    Outcome::LimitExceeded { limit: limit.into() }
 }

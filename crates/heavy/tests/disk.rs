@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use heavy::disk::Disk;
+use heavy::mount::{LoopDevice, Mounted};
 use heavy::random::Random;
 use testkit::process::{command, run};
 use testkit::{Need, have_all, private_mounts, temp_dir};
@@ -21,22 +22,22 @@ fn synced_files_survive_every_cut_and_others_may_not() {
             std::fs::create_dir(&path).unwrap();
             path
         };
-        let (fuse, mounted, check) = (place("fuse"), place("mounted"), place("check"));
+        let (fuse, place, check) = (place("fuse"), place("mounted"), place("check"));
         let disk = Disk::mount(&fuse, SIZE).unwrap();
-        let device = heavy::mount::LoopDevice::attach(disk.file()).unwrap();
+        let device = LoopDevice::attach(disk.file()).unwrap();
         run(command("mkfs.ext4").args(["-q", "-E", "nodiscard"]).arg(device.path()));
-        run(command("mount").arg(device.path()).arg(&mounted));
+        let mounted = Mounted::new(device.path(), &place);
 
         let mut synced = Vec::new();
         for n in 0..20 {
-            let path = mounted.join(format!("synced-{n}"));
+            let path = place.join(format!("synced-{n}"));
             std::fs::write(&path, format!("content {n}")).unwrap();
             std::fs::File::open(&path).unwrap().sync_all().unwrap();
             synced.push(disk.position());
-            std::fs::write(mounted.join(format!("careless-{n}")), format!("content {n}")).unwrap();
+            std::fs::write(place.join(format!("careless-{n}")), format!("content {n}")).unwrap();
         }
         let end = disk.position();
-        run(command("umount").arg(&mounted));
+        drop(mounted);
         drop(device);
         let mut replay = disk.into_replay();
 
@@ -46,7 +47,7 @@ fn synced_files_survive_every_cut_and_others_may_not() {
             let point = if n == 19 { end } else { synced[n] };
             let image = dir.path().join(format!("image-{n}"));
             replay.crash(point, &mut random, &image).unwrap();
-            run(command("mount").args(["-o", "loop"]).arg(&image).arg(&check));
+            let _mounted = Mounted::image(&image, &check);
             for m in 0..=n {
                 assert_eq!(
                     read(&check.join(format!("synced-{m}"))).as_deref(),
@@ -55,7 +56,6 @@ fn synced_files_survive_every_cut_and_others_may_not() {
                 careless_lost +=
                     usize::from(read(&check.join(format!("careless-{m}"))) != Some(format!("content {m}")));
             }
-            run(command("umount").arg(&check));
         }
         assert!(careless_lost > 0, "a cut that loses nothing tests nothing");
     });

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use heavy::acks::lost;
 use heavy::disk::Disk;
-use heavy::mount::LoopDevice;
+use heavy::mount::{LoopDevice, Mounted};
 use heavy::random::Random;
 use heavy::tendon::Tendon;
 use heavy::workload::Workload;
-use testkit::process::{command, run, wait_until};
+use testkit::process::{command, run};
 use testkit::{Need, have_all, private_mounts, temp_dir};
 
 /// The disk's size.
@@ -37,7 +37,7 @@ fn nothing_acknowledged_is_lost_when_the_power_goes() {
             std::fs::create_dir(&path).expect("mkdir");
             path
         };
-        let (fuse, mounted, check) = (place("fuse"), place("mounted"), place("check"));
+        let (fuse, place, check) = (place("fuse"), place("mounted"), place("check"));
         let boot = dir.path().join("boot_id");
         std::fs::write(&boot, "11111111-1111-4111-8111-111111111111\n").expect("write");
         run(command("mount").arg("--bind").arg(&boot).arg(BOOT_ID));
@@ -45,8 +45,8 @@ fn nothing_acknowledged_is_lost_when_the_power_goes() {
         let disk = Disk::mount(&fuse, SIZE).expect("the disk is mounted");
         let device = LoopDevice::attach(disk.file()).expect("a loop device");
         run(command("mkfs.ext4").args(["-q", "-E", "nodiscard"]).arg(device.path()));
-        run(command("mount").arg(device.path()).arg(&mounted));
-        let tendon = Tendon::new(&mounted.join("state"));
+        let mounted = Mounted::new(device.path(), &place);
+        let tendon = Tendon::new(&place.join("state"));
         let runner = tendon.start_runner();
         let workload = Workload::new(&tendon, &dir.path().join("repo"), seed);
         let first = disk.position();
@@ -54,7 +54,7 @@ fn nothing_acknowledged_is_lost_when_the_power_goes() {
         workload.run(Duration::from_secs(seconds), &AtomicBool::new(false), &|| disk.position());
         let last = disk.position();
         runner.kill();
-        unmount(&mounted);
+        drop(mounted);
         drop(device);
         assert!(workload.acks.len() > 20, "the workload did next to nothing: {}", workload.acks.len());
 
@@ -87,18 +87,10 @@ fn report(context: &str) {
 
 /// Mounts an image as the next boot would, starts the runner on it, and asks for everything that was acknowledged.
 fn examine(context: &str, image: &Path, check: &Path, acks: &[heavy::acks::Ack]) {
-    run(command("mount").args(["-o", "loop"]).arg(image).arg(check));
+    let _mounted = Mounted::image(image, check);
     let tendon = Tendon::new(&check.join("state"));
     let runner = tendon.start_runner();
     let lost = lost(&tendon, acks);
     assert!(lost.is_empty(), "{context}:\n{}\n--- the runner's log\n{}", lost.join("\n"), runner.log());
     runner.kill();
-    unmount(check);
-}
-
-/// Unmounts as soon as the namespaces of what was killed are gone.
-fn unmount(place: &Path) {
-    wait_until("the file system is free", Duration::from_secs(20), || {
-        command("umount").arg(place).output().is_ok_and(|output| output.status.success())
-    });
 }

@@ -184,6 +184,10 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// It went over this limit.
+    pub fn exceeded(limit: &str) -> Self {
+        Outcome::LimitExceeded { limit: limit.to_owned() }
+    }
     /// Whether this is exit status 0.
     pub fn passed(&self) -> bool {
         *self == Outcome::Exited { code: 0 }

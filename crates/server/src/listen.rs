@@ -19,6 +19,7 @@ use tokio::time::{Instant, interval};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::routes::stream::Streams;
 use crate::{host, output, routes};
 
 /// How long a private runner stays when nobody needs it.
@@ -41,6 +42,7 @@ pub(crate) struct App {
     pub(crate) private: bool,
     pub(crate) started: Instant,
     pub(crate) stop: CancellationToken,
+    pub(crate) streams: Streams,
     clients: Arc<AtomicU32>,
     /// Connections so far: one may come and go between two looks.
     came: Arc<AtomicU32>,
@@ -84,7 +86,8 @@ impl Listener {
         let socket = UnixListener::bind(reachable)?;
         std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         let (stop, clients, came) = (CancellationToken::new(), Arc::default(), Arc::default());
-        let app = App { runner, private, started: Instant::now(), stop, clients, came };
+        let streams = Streams::new();
+        let app = App { runner, private, started: Instant::now(), stop, streams, clients, came };
         Ok(Self { socket, path, app, uid })
     }
 

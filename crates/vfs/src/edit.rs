@@ -9,7 +9,7 @@ mod record;
 mod work;
 
 use std::io::Write;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use proto::error::{Code, Coded};
 use proto::ids::BranchId;
@@ -107,6 +107,7 @@ pub struct Editor {
     store: Store,
     branch: BranchId,
     actor: Actor,
+    beside: Arc<dyn Fn() -> Option<Actor> + Send + Sync>,
 }
 
 impl Store {
@@ -116,11 +117,18 @@ impl Store {
         if !exists {
             return Err(MountError::NoBranch(branch.clone()).into());
         }
-        Ok(Editor { store: self.clone(), branch: branch.clone(), actor: actor.clone() })
+        let (branch, actor) = (branch.clone(), actor.clone());
+        Ok(Editor { store: self.clone(), branch, actor, beside: Arc::new(|| None) })
     }
 }
 
 impl Editor {
+    /// Whoever `who` names is taken for the writer of what an edit finds that is not recorded yet: all whose processes may
+    /// have written to the branch since its last scan. It is asked with the branch's lock held.
+    pub fn beside(self, who: impl Fn() -> Option<Actor> + Send + Sync + 'static) -> Self {
+        Self { beside: Arc::new(who), ..self }
+    }
+
     /// Up to `max` bytes of a file, from `offset` on.
     pub fn read(&self, path: &TreePath, offset: u64, max: u64) -> Result<Vec<u8>, EditError> {
         Ok(beneath::read(self.root()?.fd(), path, offset, max)?)
@@ -223,7 +231,8 @@ impl Editor {
         let root = self.store.mount_locked(&self.branch)?;
         let layers = Layers::of(&self.store.inner.db.read(), &self.branch)?
             .ok_or_else(|| MountError::NoBranch(self.branch.clone()))?;
-        work(&Work { store: &self.store, branch: &self.branch, actor: &self.actor, root: &root, layers })?;
+        let (store, branch, actor) = (&self.store, &self.branch, &self.actor);
+        work(&Work { store, branch, actor, beside: &*self.beside, root: &root, layers })?;
         if paths.iter().any(|path| is_rules(path)) {
             // The edit stands; if this fails the next scan that sees other patterns does it.
             let again =

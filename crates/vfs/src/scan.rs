@@ -21,7 +21,7 @@ use rusqlite::{Connection, OptionalExtension};
 
 pub(crate) use self::record::op;
 use crate::audit::Actor;
-use crate::beneath::READ;
+use crate::beneath::{DiskUse, READ};
 use crate::blobs::BlobError;
 use crate::content::{Contents, layer_dir};
 use crate::db::DbError;
@@ -72,6 +72,8 @@ pub struct ScanReport {
     pub last_seq: Option<u64>,
     /// What of the tree could not be read or named, for people: the record of the branch is not what it shows.
     pub unscannable: Vec<String>,
+    /// What the branch takes of the disk.
+    pub disk: DiskUse,
 }
 
 impl ScanReport {

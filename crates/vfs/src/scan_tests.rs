@@ -30,6 +30,11 @@ fn base(root: &std::path::Path) {
     symlink("a", root.join("link")).unwrap();
 }
 
+/// Whether a scan found no change.
+fn is_empty(report: &ScanReport) -> bool {
+    ScanReport { disk: report.disk, ..ScanReport::default() } == *report
+}
+
 /// Runs `work` on a branch of each engine, scans, and checks the record and the report.
 fn check(work: impl Fn(&Branch), expected: &[&str]) {
     let mut world = World::new(base);
@@ -41,7 +46,7 @@ fn check(work: impl Fn(&Branch), expected: &[&str]) {
         assert_eq!(world.changed(&branch), expected);
         world.check(&branch);
         let again = world.scan(&branch);
-        assert_eq!(again, ScanReport::default(), "a second scan finds nothing");
+        assert!(is_empty(&again), "a second scan finds nothing: {again:?}");
         assert_eq!(world.store.audit_verify().unwrap().problem, None);
     }
 }
@@ -164,7 +169,7 @@ fn a_change_of_the_patterns_changes_classes() {
         let entry = world.recorded(&b)[&path("x.log")].clone();
         assert_eq!((entry.class, entry.kept), (Class::Tree, true));
         assert!(world.store.inner.blobs.has(&blake3::hash(b"log")));
-        assert_eq!(world.scan(&b), ScanReport::default());
+        assert!(is_empty(&world.scan(&b)));
         std::fs::remove_file(b.at(".gitignore")).unwrap();
         assert_eq!(world.changed(&b), ["D .gitignore", "A y.tmp"]);
         world.check(&b);
@@ -202,7 +207,7 @@ fn a_young_file_is_read_again_while_writers_live() {
     assert_eq!(world.recorded(&b)[&path("old")].stat, StatId::default());
     world.scan(&b);
     assert_ne!(world.recorded(&b)[&path("young")].stat, StatId::default());
-    assert_eq!(world.scan(&b), ScanReport::default());
+    assert!(is_empty(&world.scan(&b)));
 }
 
 #[test]

@@ -1,18 +1,20 @@
 //! Lists a branch's own directory: an overlay's upper or a whole tree. Never follows a symlink, opens nothing but
 //! directories, and takes whatever happens meanwhile as data.
 
+use std::collections::HashSet;
 use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use proto::path::TreePath;
 use rayon::prelude::*;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use crate::beneath::{OPEN_DIR, READ};
+use crate::beneath::{DiskUse, OPEN_DIR, READ};
 use crate::entries::StatId;
 
 /// Bytes of directory entries that one system call gives.
@@ -102,6 +104,8 @@ pub(crate) struct Walk {
     pub(crate) closed: Vec<TreePath>,
     /// The same for people, and what has no path that can be recorded.
     pub(crate) unseen: Vec<Unseen>,
+    /// What all of it takes of the disk.
+    pub(crate) disk: DiskUse,
 }
 
 /// Something that could not be seen.
@@ -132,14 +136,14 @@ pub(crate) fn walk(root: BorrowedFd<'_>, marks: Marks) -> Result<Walk, WalkError
 }
 
 fn walk_within(root: BorrowedFd<'_>, marks: Marks, bytes_max: u64) -> Result<Walk, WalkError> {
-    let left = Left(AtomicU64::new(bytes_max));
+    let totals = Totals { memory_left: AtomicU64::new(bytes_max), linked: Mutex::default() };
     let mut out = Walk::default();
-    let mut level = out.take(list(root, None, &Below::Same, marks, &left)?);
+    let mut level = out.take(list(root, None, &Below::Same, marks, &totals)?);
     while !level.is_empty() {
         let listed: Vec<_> = level
             .into_par_iter()
             .with_min_len(16)
-            .map(|dir| (list(root, Some(&dir.path), &dir.parent, marks, &left), dir))
+            .map(|dir| (list(root, Some(&dir.path), &dir.parent, marks, &totals), dir))
             .collect();
         level = Vec::new();
         for (listing, dir) in listed {
@@ -164,14 +168,27 @@ fn walk_within(root: BorrowedFd<'_>, marks: Marks, bytes_max: u64) -> Result<Wal
     Ok(out)
 }
 
-/// The memory that a walk may still take.
-struct Left(AtomicU64);
+/// What the threads of one walk count together.
+struct Totals {
+    /// Bytes that it may still take.
+    memory_left: AtomicU64,
+    /// Files of several names that were seen.
+    linked: Mutex<HashSet<u64>>,
+}
 
-impl Left {
-    fn take(&self, path: &TreePath) -> Result<(), WalkError> {
+impl Totals {
+    fn take_memory(&self, path: &TreePath) -> Result<(), WalkError> {
         let bytes = (size_of::<(TreePath, Seen)>() + path.as_bytes().len()) as u64;
-        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        let take = |left: u64| left.checked_sub(bytes);
+        let taken = self.memory_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
         taken.map(drop).map_err(|_| WalkError::TooLarge)
+    }
+
+    /// Whether a file is seen for the first time.
+    fn is_first(&self, stat: &Statx) -> bool {
+        let is_dir = FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory;
+        let linked = || self.linked.lock().unwrap_or_else(PoisonError::into_inner);
+        is_dir || stat.stx_nlink < 2 || linked().insert(stat.stx_ino)
     }
 }
 
@@ -194,6 +211,7 @@ struct Listing {
     seen: Vec<(TreePath, Seen)>,
     closed: Vec<TreePath>,
     unseen: Vec<Unseen>,
+    disk: DiskUse,
 }
 
 impl Walk {
@@ -208,6 +226,7 @@ impl Walk {
             self.seen.push((path, seen));
         }
         self.closed.extend(listing.closed);
+        self.disk += listing.disk;
         listing.unseen.into_iter().for_each(|unseen| self.note(unseen));
         dirs
     }
@@ -218,7 +237,7 @@ fn list(
     path: Option<&TreePath>,
     parent: &Below,
     marks: Marks,
-    left: &Left,
+    totals: &Totals,
 ) -> Result<Listing, WalkError> {
     let fd = open_dir(root, path)?;
     let opaque = xattr(fd.as_fd(), marks.name("opaque").as_deref());
@@ -229,7 +248,8 @@ fn list(
     };
     // A directory marked so may hold whiteouts that are plain files with a mark of their own.
     let marks = Marked { marks, files: opaque.as_deref() == Some(b"x") };
-    let mut out = Listing { below, seen: Vec::new(), closed: Vec::new(), unseen: Vec::new() };
+    let mut out =
+        Listing { below, seen: Vec::new(), closed: Vec::new(), unseen: Vec::new(), disk: DiskUse::default() };
     let mut buffer = vec![MaybeUninit::uninit(); DIR_BUFFER_BYTES];
     let mut dir = RawDir::new(&fd, &mut buffer);
     while let Some(entry) = dir.next() {
@@ -246,9 +266,13 @@ fn list(
                 continue;
             }
         };
-        left.take(&child)?;
+        totals.take_memory(&child)?;
         match look(fd.as_fd(), entry.file_name(), &marks) {
-            Ok(seen) => out.seen.push((child, seen)),
+            Ok((seen, stat)) => {
+                let blocks = totals.is_first(&stat).then_some(stat.stx_blocks);
+                out.disk.add(child.as_bytes().len(), blocks);
+                out.seen.push((child, seen));
+            }
             Err(Errno::NOENT) => {}
             Err(errno) if is_ours(errno) => return Err(errno.into()),
             Err(errno) => {
@@ -268,7 +292,7 @@ struct Marked {
     files: bool,
 }
 
-fn look(dir: BorrowedFd<'_>, name: &CStr, marked: &Marked) -> Result<Seen, Errno> {
+fn look(dir: BorrowedFd<'_>, name: &CStr, marked: &Marked) -> Result<(Seen, Statx), Errno> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let stat = rustix::fs::statx(dir, name, flags, StatxFlags::BASIC_STATS)?;
     let whiteout = stat.stx_rdev_major == 0 && stat.stx_rdev_minor == 0 && marked.marks != Marks::None;
@@ -287,12 +311,13 @@ fn look(dir: BorrowedFd<'_>, name: &CStr, marked: &Marked) -> Result<Seen, Errno
         | FileType::Unknown => What::Other,
     };
     let sized = matches!(what, What::File | What::Symlink);
-    Ok(Seen {
+    let seen = Seen {
         what,
         mode: u32::from(stat.stx_mode) & 0o7777,
         size: if sized { stat.stx_size } else { 0 },
         stat: stat_id(&stat),
-    })
+    };
+    Ok((seen, stat))
 }
 
 /// What shows through a directory that is not opaque, by what shows through its parent and by its own redirect:
@@ -382,5 +407,20 @@ mod tests {
         assert_eq!(within(100_000).unwrap().seen.len(), 100);
         // Names count, too.
         assert!(matches!(within(20_000), Err(WalkError::TooLarge)));
+    }
+
+    #[test]
+    fn a_walk_measures_as_the_watch_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir_all(at("d/e")).unwrap();
+        std::fs::write(at("d/one"), vec![1; 300_000]).unwrap();
+        std::fs::hard_link(at("d/one"), at("d/e/two")).unwrap();
+        std::os::unix::fs::symlink("nowhere", at("link")).unwrap();
+        std::fs::File::create(at(&format!("d/{}", "n".repeat(250)))).unwrap().set_len(1 << 30).unwrap();
+        let root = std::fs::File::open(dir.path()).unwrap();
+        let measured = crate::beneath::disk_use(dir.path()).unwrap();
+        assert_eq!(walk(root.as_fd(), Marks::None).unwrap().disk, measured);
+        assert!(measured.files == 6 && measured.bytes > 300_000, "{measured:?}");
     }
 }

@@ -101,7 +101,7 @@ pub(crate) async fn export(
         let target = if tar { ExportTarget::Tar(out) } else { ExportTarget::Patch(out) };
         store.export(&branch, target)
     };
-    stream(app.runner, export).await
+    stream(app, export).await
 }
 
 pub(crate) async fn export_git(

@@ -6,9 +6,10 @@ use axum::response::Response;
 use proto::http::{ExecControl, ExecInput, ExecRequest};
 use proto::ids::ExecId;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tokio_stream::StreamExt as _;
 
-use super::branch_id;
+use super::{BODY_MAX, branch_id};
 use crate::listen::App;
 use crate::reply::{Input, Json, Problem, Reply, events};
 
@@ -24,7 +25,9 @@ pub(crate) async fn exec(
 ) -> Result<Response, Problem> {
     let branch = branch_id(&app, branch).await?;
     let mut lines = Lines { stream: body.into_data_stream(), buffer: Vec::new() };
-    let first = lines.next().await?.ok_or_else(|| Problem::usage("the body is empty"))?;
+    let first =
+        timeout(BODY_MAX, lines.next()).await.map_err(|_| Problem::usage("the body does not come"))?;
+    let first = first?.ok_or_else(|| Problem::usage("the body is empty"))?;
     let request: ExecRequest = serde_json::from_slice(&first)
         .map_err(|error| Problem::usage(format!("the body makes no sense: {error}")))?;
     let (sender, input) = mpsc::channel(INPUTS_MAX);

@@ -8,7 +8,7 @@ use axum::extract::{Path, RawQuery, State};
 use axum::response::Response;
 use proto::http::{EditRequest, FileEntry, query_bytes};
 use proto::path::{JsonBytes, TreePath};
-use vfs::{Actor, DirEntry, FileKind};
+use vfs::{Actor, DirEntry, Editor, FileKind};
 
 use super::branch_id;
 use super::stream::stream;
@@ -26,7 +26,7 @@ pub(crate) async fn read(
     let read = move |store: &vfs::Store, out: &mut dyn Write| {
         store.edit(&branch, &Actor::cli(peer.uid))?.copy_out(&path, out)
     };
-    stream(app.runner, read).await
+    stream(app, read).await
 }
 
 pub(crate) async fn write(
@@ -45,9 +45,8 @@ pub(crate) async fn write(
         Some(_) => return Err(Problem::usage("mode must be 644 or 755")),
     };
     let branch = branch_id(&app, branch).await?;
-    let write =
-        move |store: &vfs::Store| store.edit(&branch, &Actor::cli(peer.uid))?.write(&path, &bytes, mode);
-    app.runner.with_store(write).await?;
+    let write = move |editor: &Editor| editor.write(&path, &bytes, mode);
+    app.runner.edit(branch, Actor::cli(peer.uid), write).await?;
     Ok(Json(serde_json::json!({})))
 }
 
@@ -59,7 +58,7 @@ pub(crate) async fn remove(
 ) -> Reply<serde_json::Value> {
     let path = path(&query.unwrap_or_default())?;
     let branch = branch_id(&app, branch).await?;
-    app.runner.with_store(move |store| store.edit(&branch, &Actor::cli(peer.uid))?.remove(&path)).await?;
+    app.runner.edit(branch, Actor::cli(peer.uid), move |editor| editor.remove(&path)).await?;
     Ok(Json(serde_json::json!({})))
 }
 
@@ -70,18 +69,16 @@ pub(crate) async fn edit(
     Input(request): Input<EditRequest>,
 ) -> Reply<serde_json::Value> {
     let branch = branch_id(&app, branch).await?;
-    let edit = move |store: &vfs::Store| {
-        let editor = store.edit(&branch, &Actor::cli(peer.uid))?;
-        match request {
-            EditRequest::Mkdir { path } => editor.mkdir(&path),
-            EditRequest::Rename { from, to } => editor.rename(&from, &to),
-            EditRequest::Symlink { path, target } => {
-                editor.symlink(&path, &target.decode().unwrap_or_default())
-            }
-            EditRequest::Chmod { path, mode } => editor.chmod(&path, mode & 0o7777),
-        }
+    if let EditRequest::Symlink { target, .. } = &request {
+        target.decode().map_err(Problem::usage)?;
+    }
+    let edit = move |editor: &Editor| match request {
+        EditRequest::Mkdir { path } => editor.mkdir(&path),
+        EditRequest::Rename { from, to } => editor.rename(&from, &to),
+        EditRequest::Symlink { path, target } => editor.symlink(&path, &target.decode().unwrap_or_default()),
+        EditRequest::Chmod { path, mode } => editor.chmod(&path, mode & 0o7777),
     };
-    app.runner.with_store(edit).await?;
+    app.runner.edit(branch, Actor::cli(peer.uid), edit).await?;
     Ok(Json(serde_json::json!({})))
 }
 
@@ -97,8 +94,8 @@ pub(crate) async fn list(
         Some(_) => Some(path(&query)?),
     };
     let branch = branch_id(&app, branch).await?;
-    let list = move |store: &vfs::Store| store.edit(&branch, &Actor::cli(peer.uid))?.list(path.as_ref());
-    let entries = app.runner.with_store(list).await?;
+    let list = move |editor: &Editor| editor.list(path.as_ref());
+    let entries = app.runner.edit(branch, Actor::cli(peer.uid), list).await?;
     Ok(Json(entries.into_iter().map(shown).collect()))
 }
 

@@ -1,35 +1,71 @@
-//! Bodies of any length, written by work that blocks: what a slow client has not read yet holds the work up.
+//! Bodies of any length, written by work that blocks: what a slow client has not read yet holds the work up, and with it a
+//! thread. So there are only so many at a time, and a client that reads nothing for long is given up.
 
 use std::io::{self, Write};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
-use engine::Runner;
 use proto::error::{Code, Coded, ErrorBody};
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_stream::{Stream, StreamExt as _};
 
+use crate::listen::App;
 use crate::reply::Problem;
 
 /// Chunks that wait for a slow client.
 const CHUNKS_MAX: usize = 16;
 /// The most of a chunk that is written by small pieces.
 const CHUNK_BYTES: usize = 64 * 1024;
+/// Such answers at one time: an eighth of the threads that may block.
+const STREAMS_MAX: usize = 64;
+/// How long a client may read nothing; people page through what they asked for.
+const STALL_MAX: Duration = Duration::from_secs(10 * 60);
+
+/// The places of the answers that are being written.
+#[derive(Clone)]
+pub(crate) struct Streams(Arc<Semaphore>);
+
+impl Streams {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(STREAMS_MAX)))
+    }
+
+    fn place(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        self.0.clone().try_acquire_owned().map_err(|_| {
+            Problem(ErrorBody {
+                code: Code::Refused,
+                message: format!("{STREAMS_MAX} long answers are being read already"),
+                causes: Vec::new(),
+                hint: Some("wait until one of them has been read to its end".into()),
+            })
+        })
+    }
+}
 
 /// Streams what `work` writes. An error before the first byte is an answer of its own; one after that breaks the
 /// connection, so that nobody takes a part for the whole.
 pub(crate) async fn stream<T, E>(
-    runner: Runner,
+    app: App,
     work: impl FnOnce(&vfs::Store, &mut dyn Write) -> Result<T, E> + Send + 'static,
 ) -> Result<Response, Problem>
 where
     T: Send + 'static,
     E: Coded + Send + 'static,
 {
-    respond(async move |out| runner.with_store(move |store| write(out, |out| work(store, out))).await).await
+    let place = app.streams.place()?;
+    let runner = app.runner;
+    let blocking = move |store: &vfs::Store, out| {
+        let _place = place;
+        write(out, |out| work(store, out))
+    };
+    respond(async move |out| runner.with_store(move |store| blocking(store, out)).await).await
 }
 
 async fn respond<F>(work: impl FnOnce(ChannelWriter) -> F) -> Result<Response, Problem>
@@ -37,7 +73,7 @@ where
     F: Future<Output = Result<(), Problem>> + Send + 'static,
 {
     let (sender, mut receiver) = mpsc::channel(CHUNKS_MAX);
-    let written = tokio::spawn(work(ChannelWriter(sender)));
+    let written = tokio::spawn(work(ChannelWriter(sender, Handle::current())));
     match receiver.recv().await {
         Some(first) => {
             let rest = Rest { receiver, written: Some(written) };
@@ -90,13 +126,17 @@ impl Stream for Rest {
     }
 }
 
-/// Writes to a channel; blocks while the client reads slowly, fails when it is gone.
-struct ChannelWriter(mpsc::Sender<Bytes>);
+/// Writes to a channel; blocks while the client reads slowly, fails when it is gone or has read nothing for too long.
+struct ChannelWriter(mpsc::Sender<Bytes>, Handle);
 
 impl Write for ChannelWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let sent = self.0.blocking_send(Bytes::copy_from_slice(bytes));
-        sent.map(|()| bytes.len()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        match self.1.block_on(async { timeout(STALL_MAX, self.0.reserve()).await }) {
+            Ok(Ok(room)) => room.send(Bytes::copy_from_slice(bytes)),
+            Ok(Err(_)) => return Err(io::ErrorKind::BrokenPipe.into()),
+            Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+        }
+        Ok(bytes.len())
     }
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
@@ -105,8 +145,6 @@ impl Write for ChannelWriter {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use engine::Blocking;
     use http_body_util::BodyExt as _;
 
@@ -152,5 +190,29 @@ mod tests {
         assert_eq!(check(0, || panic!("a defect")).await, Err(Code::Internal));
         assert!(check(1, || panic!("a defect")).await.unwrap().is_err());
         assert!(check(LONG, || panic!("a defect")).await.unwrap().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_who_reads_nothing_is_given_up() {
+        let (sender, _receiver) = mpsc::channel(CHUNKS_MAX);
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let mut out = ChannelWriter(sender, Handle::current());
+        // Of no pool of the runtime's: its clock stands still while one of those works.
+        std::thread::spawn(move || {
+            let written = (0..=CHUNKS_MAX).map(|_| out.write(b"x").map_err(|error| error.kind()));
+            tell.send(written.collect::<Vec<_>>()).unwrap();
+        });
+        let written = told.await.unwrap();
+        assert!(written[..CHUNKS_MAX].iter().all(Result::is_ok));
+        assert_eq!(written[CHUNKS_MAX], Err(io::ErrorKind::TimedOut));
+    }
+
+    #[test]
+    fn there_are_only_so_many_at_a_time() {
+        let streams = Streams::new();
+        let mut places: Vec<_> = (0..STREAMS_MAX).map(|_| streams.place().ok().unwrap()).collect();
+        assert_eq!(streams.place().err().unwrap().0.code, Code::Refused);
+        places.pop();
+        assert!(streams.place().is_ok());
     }
 }

@@ -252,6 +252,26 @@ fn disk_space_counts_each_file_once() {
     assert!(disk_use(&place.at("d")).unwrap().bytes - before - grown >= 100 * 4096);
 }
 
+#[test]
+fn a_path_counts_by_its_length() {
+    let place = Place::new();
+    let count = |dir: &str| {
+        (0..10).for_each(|n| drop(File::create(place.at(&format!("{dir}/f{n}"))).unwrap()));
+        disk_use(&place.at("d")).unwrap()
+    };
+    let before = disk_use(&place.at("d")).unwrap();
+    let short = count("d");
+    assert_eq!(short.files - before.files, 10);
+    assert!((41_000..42_000).contains(&(short.bytes - before.bytes)), "{short:?}");
+    let deep = format!("d{}", format!("/{}", "n".repeat(200)).repeat(6));
+    std::fs::create_dir_all(place.at(&deep)).unwrap();
+    let made = disk_use(&place.at("d")).unwrap();
+    let long = count(&deep);
+    // 1,208 bytes of path each, counted four times, and two files more.
+    assert_eq!(long.files - made.files, 30);
+    assert!((88_000..92_000).contains(&(long.bytes - made.bytes)), "{made:?} {long:?}");
+}
+
 fn is_inside(place: &Place, at: &Path) -> bool {
     at.canonicalize().is_ok_and(|at| at.starts_with(place.dir.path().canonicalize().unwrap().join("root")))
 }

@@ -27,6 +27,12 @@ const OPEN_LEVELS_MAX: usize = 64;
 /// What a file counts for at least when disk space is measured.
 const ENTRY_BYTES_MIN: u64 = 4096;
 
+/// How often a path is written down once it is captured: in the branch's entries, the audit, and their indices.
+const PATH_COPIES: u64 = 4;
+
+/// A path of so many bytes counts as one file more: paths are what a capture holds in memory.
+const PATH_BYTES_PER_FILE: u64 = 512;
+
 /// Levels of a tree of ours that are removed in one go.
 const TREE_DEPTH_MAX: usize = 64;
 
@@ -234,10 +240,30 @@ fn look_like(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
 /// What a directory takes of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
-    /// Space, of everything at least one block.
+    /// Space, of everything at least one block, and what it takes to record its path.
     pub bytes: u64,
-    /// Files and directories.
+    /// Files and directories, those with long paths for several.
     pub files: u64,
+}
+
+impl std::ops::AddAssign for DiskUse {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.files += other.files;
+    }
+}
+
+impl DiskUse {
+    /// Adds one name. Of a file with several names, `blocks` of 512 bytes are the first one's alone.
+    pub(crate) fn add(&mut self, path_len: usize, blocks: Option<u64>) {
+        let path_len = path_len as u64;
+        self.files += 1 + path_len / PATH_BYTES_PER_FILE;
+        self.bytes += path_len * PATH_COPIES;
+        if let Some(blocks) = blocks {
+            // An empty file takes an inode, of which a disk has as few.
+            self.bytes += (blocks * 512).max(ENTRY_BYTES_MIN);
+        }
+    }
 }
 
 /// What a directory and all that is in it take. What changes meanwhile is
@@ -246,8 +272,8 @@ pub struct DiskUse {
 pub(crate) fn disk_use(dir: &Path) -> io::Result<DiskUse> {
     let mut linked = HashSet::new();
     let mut total = DiskUse::default();
-    let mut stack =
-        vec![Measured::enter(rustix::fs::open(dir, OPEN_DIR, Mode::empty())?, &mut linked, &mut total)?];
+    let top = rustix::fs::open(dir, OPEN_DIR, Mode::empty())?;
+    let mut stack = vec![Measured::enter(top, 0, &mut linked, &mut total)?];
     while let Some(level) = stack.last_mut() {
         let Some(name) = level.below.pop() else {
             let left = stack.pop().and_then(|level| level.dir);
@@ -261,7 +287,8 @@ pub(crate) fn disk_use(dir: &Path) -> io::Result<DiskUse> {
         let Some(dir) = &level.dir else { return Err(io::Error::from(io::ErrorKind::ResourceBusy)) };
         // What can't be entered is gone, or closed to its owner too, who then can't write in it.
         let Ok(fd) = rustix::fs::openat(dir, &*name, OPEN_DIR, Mode::empty()) else { continue };
-        stack.push(Measured::enter(fd, &mut linked, &mut total)?);
+        let path_len = level.path_len + name.as_bytes().len() + 1;
+        stack.push(Measured::enter(fd, path_len, &mut linked, &mut total)?);
         if let Some(far) = stack.len().checked_sub(OPEN_LEVELS_MAX + 1).filter(|far| *far > 0) {
             stack[far].dir = None;
         }
@@ -274,28 +301,32 @@ struct Measured {
     /// Closed while what is measured lies deep below it.
     dir: Option<OwnedFd>,
     id: (u64, u64),
+    /// Of its path, with a slash at its end.
+    path_len: usize,
     /// Directories in it that are still to be measured.
     below: Vec<CString>,
 }
 
 impl Measured {
     /// Adds up what is in one directory.
-    fn enter(dir: OwnedFd, linked: &mut HashSet<u64>, total: &mut DiskUse) -> Result<Self, Errno> {
+    fn enter(
+        dir: OwnedFd,
+        path_len: usize,
+        linked: &mut HashSet<u64>,
+        total: &mut DiskUse,
+    ) -> Result<Self, Errno> {
         let stat = rustix::fs::fstat(&dir)?;
         let mut below = Vec::new();
         for name in names(dir.as_fd(), usize::MAX - 1)? {
             let Ok(stat) = rustix::fs::statat(&dir, &*name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            total.files += 1;
-            if is_dir || stat.st_nlink < 2 || linked.insert(stat.st_ino) {
-                // An empty file takes an inode, of which a disk has as few.
-                total.bytes += (stat.st_blocks.cast_unsigned() * 512).max(ENTRY_BYTES_MIN);
-            }
+            let counts = is_dir || stat.st_nlink < 2 || linked.insert(stat.st_ino);
+            total.add(path_len + name.as_bytes().len(), counts.then_some(stat.st_blocks.cast_unsigned()));
             if is_dir {
                 below.push(name);
             }
         }
-        Ok(Self { dir: Some(dir), id: (stat.st_dev, stat.st_ino), below })
+        Ok(Self { dir: Some(dir), id: (stat.st_dev, stat.st_ino), path_len, below })
     }
 }
 

@@ -20,6 +20,8 @@ pub(super) struct Work<'a> {
     pub(super) store: &'a Store,
     pub(super) branch: &'a BranchId,
     pub(super) actor: &'a Actor,
+    /// Who else may have written, as far as anybody knows.
+    pub(super) beside: &'a dyn Fn() -> Option<Actor>,
     pub(super) root: &'a Root,
     pub(super) layers: Layers,
 }
@@ -292,15 +294,15 @@ impl Work<'_> {
     }
 
     /// Records what something else has made of `path` since it was last looked at: its own version is in the history, and
-    /// nobody's but its own, before the edit takes its place.
+    /// not the edit's, before the edit takes its place.
     fn record_found(&self, path: &TreePath) -> Result<(), EditError> {
         if !self.store.inner.live.may_be_written(self.branch) {
             return Ok(());
         }
-        let unknown = Actor::unknown();
+        let found_by = (self.beside)().unwrap_or_else(Actor::unknown);
         let before = self.recorded(path)?;
         let now = match beneath::find(self.root.fd(), path)? {
-            Some(found) if found.kind == FileKind::Dir => return Ok(self.scan(&unknown, &[path])?),
+            Some(found) if found.kind == FileKind::Dir => return Ok(self.scan(&found_by, &[path])?),
             Some(_) => self.capture(path, path)?,
             None => match &before {
                 Some(before) => Entry::whiteout(before.class),
@@ -310,7 +312,7 @@ impl Work<'_> {
         if op(before.as_ref(), &now).is_none() {
             return Ok(());
         }
-        self.commit_as(&unknown, &[], |rows| rows.push(path, &now))
+        self.commit_as(&found_by, &[], |rows| rows.push(path, &now))
     }
 
     /// Records what changed at and below `paths`.

@@ -77,7 +77,7 @@ impl Scan<'_> {
         let (seqs, changed) = self.commit(settled, actor, detail, &unscannable)?;
         self.store.inner.live.step("scan: recorded");
         let (first_seq, last_seq) = seqs.unzip();
-        Ok(ScanReport { changed, first_seq, last_seq, unscannable })
+        Ok(ScanReport { changed, first_seq, last_seq, unscannable, disk: self.walk.disk })
     }
 
     fn class(&self, rules: &mut Rules<'_>, path: &TreePath, change: &Change) -> Result<Class, DbError> {
