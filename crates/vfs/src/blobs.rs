@@ -259,7 +259,15 @@ impl Blobs {
         }
     }
 
-    /// Opens a blob for reading plain content. The caller checks the hash if it needs to: see [`Blobs::read`].
+    /// Takes a blob that turned out to be damaged for one that is not there, so that the next who has the content stores it.
+    pub(crate) fn doubt(&self, hash: &blake3::Hash) {
+        let mut unsure = self.unsure();
+        if !unsure.unsynced.contains(hash) {
+            unsure.lost.insert(*hash);
+        }
+    }
+
+    /// Opens a blob for reading plain content. The caller checks the hash.
     pub(crate) fn open(&self, hash: &blake3::Hash) -> Result<impl Read + use<>, BlobError> {
         let fail = |source| BlobError::Io { what: "read", hash: *hash, source };
         let file = File::open(self.path(hash)).or_else(|_| File::open(self.pending(hash))).map_err(fail)?;

@@ -92,16 +92,28 @@ pub struct Content {
     inner: Box<dyn Read + Send>,
     hasher: blake3::Hasher,
     expected: blake3::Hash,
+    /// Whose blob is read, if it is one.
+    store: Option<Store>,
 }
 
-impl Read for Content {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+impl Content {
+    fn read_checked(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buffer)?;
         if n == 0 && !buffer.is_empty() && self.hasher.finalize() != self.expected {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the content is not what was recorded"));
         }
         self.hasher.update(&buffer[..n]);
         Ok(n)
+    }
+}
+
+impl Read for Content {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.read_checked(buffer);
+        if let (Err(_), Some(store)) = (&read, &self.store) {
+            store.inner.blobs.doubt(&self.expected);
+        }
+        read
     }
 }
 
@@ -134,18 +146,23 @@ impl Contents<'_> {
         let not_kept = || ContentError::NotKept { path: path.clone() };
         let hash = entry.hash.ok_or_else(not_kept)?;
         let blobs = &self.store.inner.blobs;
-        let blob = if blobs.has(&hash) { Some(blobs.open(&hash)) } else { None };
-        let inner: Box<dyn Read + Send> = match blob {
-            Some(Ok(blob)) => Box::new(blob),
-            // Without a blob that can be read there may still be the file.
-            Some(Err(_)) | None => match (self.find(path, entry, &hash)?, blob) {
-                (Some((dir, at)), _) => open_in(&dir, &at, entry)
-                    .map_err(|source| ContentError::Io { path: path.clone(), source })?,
-                (None, Some(Err(source))) => return Err(ContentError::Blob { path: path.clone(), source }),
-                (None, _) => return Err(not_kept()),
-            },
-        };
-        Ok(Content { inner, hasher: blake3::Hasher::new(), expected: hash })
+        let content = |inner, store| Content { inner, hasher: blake3::Hasher::new(), expected: hash, store };
+        let blob = blobs.has(&hash).then(|| blobs.open(&hash)).transpose();
+        if let Ok(Some(blob)) = blob {
+            return Ok(content(Box::new(blob), Some(self.store.clone())));
+        }
+        // Without a blob that can be read there may still be the file.
+        if let Some((dir, at)) = self.find(path, entry, &hash)? {
+            let file = open_in(&dir, &at, entry);
+            return Ok(content(
+                file.map_err(|source| ContentError::Io { path: path.clone(), source })?,
+                None,
+            ));
+        }
+        match blob {
+            Err(source) => Err(ContentError::Blob { path: path.clone(), source }),
+            Ok(_) => Err(not_kept()),
+        }
     }
 
     /// All of the content.

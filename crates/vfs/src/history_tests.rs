@@ -134,17 +134,25 @@ fn a_state_that_never_was_is_refused() {
 }
 
 #[test]
-fn a_damaged_blob_is_told_and_not_given_out() {
+fn a_damaged_blob_is_told_and_not_given_out_and_comes_back_with_its_content() {
     let mut world = World::new(base);
     let branch = world.copy();
     branch.write("y", "precious");
     world.scan(&branch);
+    std::fs::remove_file(branch.at("y")).unwrap();
+    let seq = world.seq(&branch);
+    world.scan(&branch);
     let hash = blake3::hash(b"precious").to_hex();
     let blob = world.store.dir().join("blobs").join(&hash[..2]).join(&hash[2..]);
     std::fs::write(blob, zstd::bulk::compress(b"forged!!", 1).unwrap()).unwrap();
-    let found = world.store.content_at(&branch.id, &path("y"), world.seq(&branch)).unwrap();
+    let found = world.store.content_at(&branch.id, &path("y"), seq).unwrap();
     let read = found.unwrap().1.read_to_end(&mut Vec::new());
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    assert!(world.store.content_at(&branch.id, &path("y"), seq).is_err());
+    branch.write("elsewhere", "precious");
+    world.scan(&branch);
+    let found = world.store.content_at(&branch.id, &path("y"), seq).unwrap();
+    assert_eq!(io::read_to_string(found.unwrap().1).unwrap(), "precious");
 }
 
 #[test]
