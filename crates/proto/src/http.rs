@@ -155,6 +155,8 @@ pub struct ExportReply {
     /// The ref that now names it.
     #[serde(rename = "ref")]
     pub name: Option<String>,
+    /// Files of the commit that differ from its parent's by uncommitted work in the frozen directory, not by the branch.
+    pub uncommitted: u64,
 }
 
 /// A direct edit of a branch other than writing or removing a file.

@@ -47,6 +47,8 @@ pub struct ExportReport {
     pub files: u64,
     /// The commit, for a ref.
     pub commit: Option<String>,
+    /// Files of it that differ from its parent's because they were so in the frozen directory, not by the branch.
+    pub uncommitted: u64,
 }
 
 /// A branch that was not taken out.
@@ -151,7 +153,7 @@ impl Store {
         match target {
             ExportTarget::Patch(out) => {
                 let files = self.patch(branch, out).map_err(no_branch)?;
-                Ok(ExportReport { files, commit: None })
+                Ok(ExportReport { files, ..ExportReport::default() })
             }
             ExportTarget::Tar(out) => self.export_tar(branch, out),
             ExportTarget::GitRef(to) => crate::gitref::export_ref(self, branch, &to),
@@ -187,7 +189,7 @@ impl Store {
             files += 1;
         }
         archive.finish()?;
-        Ok(ExportReport { files, commit: None })
+        Ok(ExportReport { files, ..ExportReport::default() })
     }
 }
 

@@ -460,9 +460,15 @@ fn uncommitted_work_of_a_frozen_directory_is_in_the_commit() {
     let branch = world.copy();
     branch.write("agent", "x\n");
     world.scan(&branch);
-    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x"))).unwrap();
+    let report = world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x"))).unwrap();
     let names = git.text(&["diff", "--no-renames", "--name-status", "HEAD", "x"]).unwrap();
     assert_eq!(names, "M\ta\nA\tagent\nD\td\nA\tuntracked");
+    assert_eq!(report.uncommitted, 3);
+    // What the branch changed as well is the branch's.
+    branch.write("a", "the agent's\n");
+    world.scan(&branch);
+    let report = world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "y"))).unwrap();
+    assert_eq!(report.uncommitted, 2);
 }
 
 #[test]

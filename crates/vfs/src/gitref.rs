@@ -63,7 +63,8 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     let changes = changes(&conn, &chain)?;
     let refused = |path: &TreePath, entry: &Entry| gitname::refused(path, entry.kind);
     names_taken(changes.iter().filter(|it| it.after.as_ref().is_some_and(|after| refused(&it.path, after))))?;
-    paths.extend(changes.into_iter().map(|change| change.path));
+    let branchs: BTreeSet<_> = changes.into_iter().map(|change| change.path).collect();
+    paths.extend(branchs.iter().cloned());
     let contents = Contents::new(store, &conn, Some(branch), &chain);
     let mut stream = FastImport::new(&scratch, &contents)?;
     let seconds = store.inner.options.clock.now_ms() / 1_000;
@@ -84,8 +85,11 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     }
     stream.run(&scratch.git()).map_err(no_branch)?;
     let commit = scratch.git().text(&["rev-parse", OURS]).map_err(DiffError::from)?;
+    let args =
+        ["diff-tree", "-r", "--no-renames", "--ignore-submodules", "--name-only", "-z", &head, OURS, "--"];
+    let made = names(&scratch.git().run(&args).map_err(DiffError::from)?);
     theirs.push(&scratch, &target, to)?;
-    Ok(ExportReport { files, commit: Some(commit) })
+    Ok(ExportReport { files, commit: Some(commit), uncommitted: made.difference(&branchs).count() as u64 })
 }
 
 /// `Name <address>` without what would end a line of a commit.
@@ -118,7 +122,12 @@ fn differing(base: &Path, head: &str) -> Result<BTreeSet<TreePath>, GitError> {
     ];
     let mut list = git.run(&diff)?;
     list.extend(git.run(&["ls-files", "-o", "-z"])?);
-    Ok(list.split(|byte| *byte == 0).filter_map(|path| TreePath::new(path).ok()).collect())
+    Ok(names(&list))
+}
+
+/// The paths of a list of git's; its end is none.
+fn names(list: &[u8]) -> BTreeSet<TreePath> {
+    list.split(|byte| *byte == 0).filter_map(|path| TreePath::new(path).ok()).collect()
 }
 
 /// The user's repository.

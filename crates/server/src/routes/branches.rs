@@ -118,7 +118,7 @@ pub(crate) async fn export_git(
         store.export(&branch, ExportTarget::GitRef(git))
     };
     let report = app.runner.with_store(export).await?;
-    Ok(Json(ExportReply { commit: report.commit, name: Some(named) }))
+    Ok(Json(ExportReply { commit: report.commit, name: Some(named), uncommitted: report.uncommitted }))
 }
 
 /// Names of the form that the runner gives its own branches are its own: it drops those at its start.
