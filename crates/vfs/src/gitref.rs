@@ -58,20 +58,19 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
         scratch.dir().join("objects/info/alternates"),
         [objects.as_os_str().as_bytes(), b"\n"].concat(),
     )?;
-    let mut paths = differing(&base, &head).map_err(DiffError::from)?;
+    let frozen = differing(&base, &head).map_err(DiffError::from)?;
     let chain = layers.chain();
     let changes = changes(&conn, &chain)?;
     let refused = |path: &TreePath, entry: &Entry| gitname::refused(path, entry.kind);
     names_taken(changes.iter().filter(|it| it.after.as_ref().is_some_and(|after| refused(&it.path, after))))?;
-    let branchs: BTreeSet<_> = changes.into_iter().map(|change| change.path).collect();
-    paths.extend(branchs.iter().cloned());
+    let changed: BTreeSet<_> = changes.into_iter().map(|change| change.path).collect();
     let contents = Contents::new(store, &conn, Some(branch), &chain);
     let mut stream = FastImport::new(&scratch, &contents)?;
     let seconds = store.inner.options.clock.now_ms() / 1_000;
     let from = format!("from {head}\n");
     stream.commit_by(OURS, &format!("{author} {seconds} +0000"), to.message.as_bytes(), from.as_bytes())?;
     let mut puts = Vec::new();
-    for path in &paths {
+    for path in frozen.union(&changed) {
         // Of the base, what their own git would not add stays out.
         let entry = entries::lookup(&conn, &chain, path)?.filter(in_tree);
         match entry.filter(|entry| !refused(path, entry)) {
@@ -89,7 +88,7 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
         ["diff-tree", "-r", "--no-renames", "--ignore-submodules", "--name-only", "-z", &head, OURS, "--"];
     let made = names(&scratch.git().run(&args).map_err(DiffError::from)?);
     theirs.push(&scratch, &target, to)?;
-    Ok(ExportReport { files, commit: Some(commit), uncommitted: made.difference(&branchs).count() as u64 })
+    Ok(ExportReport { files, commit: Some(commit), uncommitted: made.difference(&changed).count() as u64 })
 }
 
 /// `Name <address>` without what would end a line of a commit.

@@ -385,10 +385,9 @@ async fn export_git(args: &ExportArgs, git: &[OsString], app: &App<'_>) -> Outco
     } else if let Some(commit) = &reply.commit {
         app.output.line(commit);
         if reply.uncommitted > 0 {
-            let files =
-                if reply.uncommitted == 1 { "1 file".into() } else { format!("{} files", reply.uncommitted) };
             app.output.note(&format!(
-                "uncommitted work in the frozen directory is in the commit, too: {files} (freeze a ref to keep it out)"
+                "uncommitted work in the frozen directory is in the commit, too: {} (freeze a ref to keep it out)",
+                counted(reply.uncommitted, "file")
             ));
         }
     }

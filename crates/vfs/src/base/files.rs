@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use proto::api::BaseInfo;
 use proto::path::TreePath;
+use proto::units::counted;
 use proto::verify::InlineFile;
 
 use super::list::in_git_dir;
@@ -34,8 +35,7 @@ impl Store {
         for (path, (content, executable)) in &files {
             write(&draft, path, content, *executable).map_err(FreezeError::Store)?;
         }
-        let source =
-            if files.len() == 1 { "1 inline file".into() } else { format!("{} inline files", files.len()) };
+        let source = counted(files.len() as u64, "inline file");
         let about = About { content, source, git_head: None, mirror: None, warnings: Vec::new() };
         let how = seal::How { hashes: Some(&hashes), ..seal::How::default() };
         self.keep(&draft, about, &how, &|_| ())
