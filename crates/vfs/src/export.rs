@@ -134,7 +134,7 @@ impl Coded for ExportError {
             ExportError::Uncaptured(error) => error.hint(),
             ExportError::Scan(error) => error.hint(),
             ExportError::Repo { .. } => {
-                Some("name a git repository on this machine, or its work tree".into())
+                Some("name a git repository on this machine, or its work tree; or export a patch, and apply it there".into())
             }
             ExportError::Name(_, "author") => Some("write it as: Name <address>".into()),
             ExportError::Name(..) => Some("name a branch as git does, like: agent/fix".into()),

@@ -538,6 +538,27 @@ fn a_repository_that_leads_elsewhere_is_refused() {
     refused("a log that is a link");
     assert!(!outside.exists());
     std::fs::remove_file(logs.join("x")).unwrap();
+    let fifo = |at: &Path| {
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, at, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    };
+    // What git would open beside objects and refs.
+    let config = std::fs::read_to_string(git_dir.join("config")).unwrap();
+    for include in
+        ["[include]\n\tpath = /dev/zero\n", "[includeIf \"gitdir:**\"]\n\tpath = /dev/zero\n", "[x"]
+    {
+        std::fs::write(git_dir.join("config"), format!("{config}{include}")).unwrap();
+        refused(include);
+        std::fs::write(git_dir.join("config"), &config).unwrap();
+    }
+    std::fs::create_dir_all(git_dir.join("info")).unwrap();
+    std::fs::create_dir_all(git_dir.join("objects/aa")).unwrap();
+    let loose = format!("objects/aa/{}", "b".repeat(38));
+    for name in ["info/grafts", "info/attributes", "config.worktree", "shallow", &loose] {
+        fifo(&git_dir.join(name));
+        refused(name);
+        std::fs::remove_file(git_dir.join(name)).unwrap();
+    }
     // Another repository of the same user, which knows nothing of this directory.
     let (other, aside) = (dir.path().join("other"), dir.path().join("aside"));
     repository(&other);
@@ -547,8 +568,7 @@ fn a_repository_that_leads_elsewhere_is_refused() {
     std::fs::File::create(&git_dir).unwrap().set_len(3 << 30).unwrap();
     refused("a .git file of 3 GiB");
     std::fs::remove_file(&git_dir).unwrap();
-    let mode = rustix::fs::Mode::from_raw_mode(0o600);
-    rustix::fs::mknodat(rustix::fs::CWD, &git_dir, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    fifo(&git_dir);
     refused("a .git that is a fifo");
     std::fs::remove_file(&git_dir).unwrap();
     std::fs::rename(&aside, &git_dir).unwrap();

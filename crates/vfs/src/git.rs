@@ -5,7 +5,7 @@
 //! aliases, ssh and credential commands. So the system's and the user's configuration are not read, what a
 //! repository's own could name is overridden, and callers keep to this rule: **only `fetch` and `ls-remote` (which run
 //! `git upload-pack` there) and an export's `push` (which runs `git receive-pack` there) look into a repository that isn't
-//! ours**: git made these two for strangers. Everything else runs in a git directory that this crate made, with at most
+//! ours**: git made these two for strangers. A freeze reads through a `base::view`, without that repository's configuration. Everything else runs in a git directory that this crate made, with at most
 //! the user's work tree beside it.
 
 mod run;

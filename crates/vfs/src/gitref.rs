@@ -10,7 +10,7 @@ use proto::ids::BranchId;
 use proto::path::TreePath;
 use rusqlite::params;
 
-use crate::base::{REFS_MAX, Repo, has_odd};
+use crate::base::Repo;
 use crate::content::Contents;
 use crate::db::DbError;
 use crate::diff::{DiffError, FastImport, Scratch, changes, in_tree, names_taken};
@@ -143,17 +143,8 @@ impl Theirs {
         let bad = |problem: String| ExportError::Repo { repo: repo.to_owned(), problem };
         let repo = repo.canonicalize().map_err(|error| bad(error.to_string()))?;
         let found = Repo::at(&repo).ok_or_else(|| bad("there is none".into()))?;
-        if let Some(refused) = found.refused {
+        if let Some(refused) = found.refused.clone().or_else(|| found.unsafe_to_write()) {
             return Err(bad(refused));
-        }
-        // git appends to these.
-        let mut left = REFS_MAX;
-        for dir in [&found.git_dir, &found.common] {
-            if dir.join("logs").symlink_metadata().is_ok_and(|meta| !meta.is_dir())
-                || has_odd(dir.join("logs"), &mut left)
-            {
-                return Err(bad("in its logs is what is neither a file nor a directory".into()));
-            }
         }
         let prefix = match owner(&repo, &found.common).map_err(bad)? {
             Some((uid, gid)) => {

@@ -1,7 +1,9 @@
 //! Freezes a directory as it is now, uncommitted work included.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use proto::api::BaseInfo;
@@ -11,7 +13,7 @@ use rusqlite::{OptionalExtension, params};
 use rustix::fs::{Mode, OFlags};
 
 use super::copy::{Outcome, Survey};
-use super::dotgit::{Head, Mirror};
+use super::dotgit::{Head, Mirror, Origin};
 use super::git::{AGE_S, some};
 use super::list::{List, everything, git_for, not_ignored, scratch_repo, take_index};
 use super::repo::{Repo, read_small};
@@ -31,8 +33,8 @@ pub struct DirSource {
 }
 
 /// The history that a base gets.
-struct History {
-    mirror: Mirror,
+struct History<'a> {
+    mirror: Mirror<'a>,
     commit: Option<String>,
     head: Head,
 }
@@ -166,51 +168,48 @@ impl Store {
 
     /// Gives the draft a `.git` with the repository's history and index. A repository whose history can't be read
     /// leaves a warning: its files can be frozen all the same.
-    fn history(
+    fn history<'a>(
         &self,
-        repo: &Repo,
+        repo: &'a Repo,
         draft: &Draft,
         warnings: &mut Vec<String>,
         progress: &dyn Fn(&str),
-    ) -> Result<Option<History>, FreezeError> {
+    ) -> Result<Option<History<'a>>, FreezeError> {
         if let Some(reason) = &repo.refused {
             warnings.push(format!("frozen without git history: {reason}"));
             return Ok(None);
         }
-        let mirror = Mirror::lock(&self.inner.layout, repo.address().as_os_str(), false, &draft.cancel)?;
-        let fetched = self.fetch_history(repo, mirror, draft, progress);
-        match fetched {
-            Ok(history) => Ok(Some(history)),
+        let mirror = Mirror::lock(&self.inner.layout, Origin::Local(repo), &draft.cancel)?;
+        let why = match self.fetch_history(repo, mirror, draft, progress) {
+            Ok(history) => return Ok(Some(history)),
             Err(FreezeError::Git(GitError::Failed { command, stderr, .. }))
                 if !stderr.contains("No space") =>
             {
-                super::remove_tree(&draft.git_dir()).or_else(ignore_missing).map_err(FreezeError::Store)?;
-                warnings.push(format!("frozen without git history: git {command} said: {stderr}"));
-                Ok(None)
+                format!("git {command} said: {stderr}")
             }
-            Err(error) => Err(error),
-        }
+            Err(FreezeError::Read { path, source }) => format!("can't read {path}: {source}"),
+            Err(error) => return Err(error),
+        };
+        super::remove_tree(&draft.git_dir()).or_else(ignore_missing).map_err(FreezeError::Store)?;
+        warnings.push(format!("frozen without git history: {why}"));
+        Ok(None)
     }
 
-    fn fetch_history(
+    fn fetch_history<'a>(
         &self,
-        repo: &Repo,
-        mirror: Mirror,
+        repo: &'a Repo,
+        mut mirror: Mirror<'a>,
         draft: &Draft,
         progress: &dyn Fn(&str),
-    ) -> Result<History, FreezeError> {
-        let mut remote = mirror.look()?;
-        let settings = repo.settings();
-        let is_sha256 =
-            settings.iter().any(|(key, value)| key == "extensions.objectformat" && value == "sha256");
-        remote.format = if is_sha256 { "sha256" } else { "sha1" };
+    ) -> Result<History<'a>, FreezeError> {
+        let remote = mirror.look()?;
         let commit = remote.head_commit.clone();
         let head = match remote.head.clone().filter(|_| commit.is_some()) {
             Some(head) => head,
             None => unborn_head(&repo.git_dir),
         };
         mirror.fetch(&remote, progress)?;
-        mirror.write_dot_git(&draft.git_dir(), &head, &settings)?;
+        mirror.write_dot_git(&draft.git_dir(), &head, repo.settings())?;
         take_index(repo, &draft.git_dir())?;
         let merge = draft.git_dir().join("MERGE_HEAD");
         for other in read_small(&merge).unwrap_or_default().split(|b| *b == b'\n').filter(|id| !id.is_empty())
@@ -253,7 +252,7 @@ impl Parts {
 }
 
 /// What decides the base beside its files: history, and what is staged.
-fn identity(history: Option<&History>, draft: &Draft) -> Result<blake3::Hash, FreezeError> {
+fn identity(history: Option<&History<'_>>, draft: &Draft) -> Result<blake3::Hash, FreezeError> {
     let mut parts = Parts::default();
     if let Some(history) = history {
         parts.add(history.mirror.id.as_bytes());
@@ -341,7 +340,7 @@ fn list(
     root: &OwnedFd,
     top: &Path,
     repo: Option<&Repo>,
-    history: Option<&History>,
+    history: Option<&History<'_>>,
     include_ignored: bool,
     own: Option<&TreePath>,
     draft: &Draft,
@@ -420,11 +419,25 @@ fn bring_staged(repo: &Repo, git_dir: &Path, commit: Option<&str>) -> Result<(),
     if missing.is_empty() {
         return Ok(());
     }
-    let borrowing = git.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", repo.common.join("objects"));
+    let borrowing = git.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", one_of_a_list(&repo.common.join("objects")));
     let pack = git_dir.join("objects/pack/pack");
     let args = ["pack-objects".as_ref(), "-q".as_ref(), pack.as_os_str()];
     borrowing.run_with(&args, &lines(&missing), &|_| ())?;
     Ok(())
+}
+
+/// The path as git takes it in a list that `:` separates.
+fn one_of_a_list(path: &Path) -> OsString {
+    let mut quoted = b"\"".to_vec();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'"' | b'\\' => quoted.extend([b'\\', *byte]),
+            b'\n' => quoted.extend(b"\\n"),
+            _ => quoted.push(*byte),
+        }
+    }
+    quoted.push(b'"');
+    OsString::from_vec(quoted)
 }
 
 fn lines(ids: &[Vec<u8>]) -> Vec<u8> {

@@ -1,13 +1,15 @@
 //! Mirrors of source repositories, and the `.git` that a base gets from one.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{File, Permissions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Cancel, FreezeError, gc, repo};
+use super::repo::{Repo, read_small};
+use super::view::View;
+use super::{Cancel, FreezeError, gc};
 use crate::git::{Git, UPLOAD_PACK};
 use crate::layout::Layout;
 use crate::replace::replace;
@@ -59,26 +61,33 @@ pub(super) struct Remote {
     pub(super) format: &'static str,
 }
 
+/// Where a mirror's history comes from.
+#[derive(Clone, Copy)]
+pub(super) enum Origin<'a> {
+    Local(&'a Repo),
+    Url(&'a OsStr),
+}
+
 /// Our bare copy of a source's history, locked as long as this lives.
-pub(super) struct Mirror {
+pub(super) struct Mirror<'a> {
     pub(super) dir: PathBuf,
     /// Its name among the mirrors: BLAKE3 of the source's canonical path or URL.
     pub(super) id: String,
-    url: OsString,
-    is_url: bool,
+    origin: Origin<'a>,
+    /// Through what a local repository is read, once it was; gone before the lock is.
+    view: Option<View>,
+    view_dir: PathBuf,
     cancel: Cancel,
     _lock: File,
 }
 
-impl Mirror {
-    /// The mirror of `url` (an URL, or the path of a local repository). Waits for who else fetches the same.
-    pub(super) fn lock(
-        layout: &Layout,
-        url: &OsStr,
-        is_url: bool,
-        cancel: &Cancel,
-    ) -> Result<Self, FreezeError> {
-        let id = mirror_id(url);
+impl<'a> Mirror<'a> {
+    /// The mirror of a source. Waits for who else fetches the same.
+    pub(super) fn lock(layout: &Layout, origin: Origin<'a>, cancel: &Cancel) -> Result<Self, FreezeError> {
+        let id = mirror_id(match origin {
+            Origin::Local(repo) => repo.address().as_os_str(),
+            Origin::Url(url) => url,
+        });
         let path = layout.mirrors().join(format!("{id}.lock"));
         let lock = || -> io::Result<File> {
             loop {
@@ -102,13 +111,23 @@ impl Mirror {
         };
         let _lock = lock().map_err(FreezeError::Store)?;
         let dir = layout.mirrors().join(format!("{id}.git"));
-        Ok(Self { dir, id, url: url.to_owned(), is_url, cancel: cancel.clone(), _lock })
+        let view_dir = layout.tmp().join(format!("view-{id}"));
+        Ok(Self { dir, id, origin, view: None, view_dir, cancel: cancel.clone(), _lock })
     }
 
     /// git that talks to the source, as the remote `source`.
-    fn remote(&self, git: Git) -> Git {
-        let git = git.until(&self.cancel).config("remote.source.url", &self.url);
-        if self.is_url { git.network() } else { git.config("remote.source.uploadpack", UPLOAD_PACK) }
+    fn remote(&mut self, git: Git) -> Result<Git, FreezeError> {
+        let git = git.until(&self.cancel);
+        let repo = match self.origin {
+            Origin::Url(url) => return Ok(git.config("remote.source.url", url).network()),
+            Origin::Local(repo) => repo,
+        };
+        let view = match self.view.take() {
+            Some(view) => view,
+            None => View::of(repo, self.view_dir.clone())?,
+        };
+        let view = self.view.insert(view);
+        Ok(git.config("remote.source.url", view.dir()).config("remote.source.uploadpack", UPLOAD_PACK))
     }
 
     pub(super) fn git(&self) -> Git {
@@ -116,8 +135,8 @@ impl Mirror {
     }
 
     /// Asks the source for its refs.
-    pub(super) fn look(&self) -> Result<Remote, FreezeError> {
-        let text = self.remote(Git::new()).text(&["ls-remote", "--symref", "source"])?;
+    pub(super) fn look(&mut self) -> Result<Remote, FreezeError> {
+        let text = self.remote(Git::new())?.text(&["ls-remote", "--symref", "source"])?;
         let mut out = Remote { head: None, head_commit: None, has_refs: false, format: "sha1" };
         for line in text.lines() {
             let Some((value, name)) = line.split_once('\t') else { continue };
@@ -133,6 +152,9 @@ impl Mirror {
                     }
                 }
             }
+        }
+        if let Origin::Local(repo) = self.origin {
+            out.format = repo.format();
         }
         if !out
             .head
@@ -157,10 +179,10 @@ impl Mirror {
     }
 
     /// Brings it up to the source: branches, tags, remote branches and `HEAD`.
-    pub(super) fn fetch(&self, remote: &Remote, progress: &dyn Fn(&str)) -> Result<(), FreezeError> {
+    pub(super) fn fetch(&mut self, remote: &Remote, progress: &dyn Fn(&str)) -> Result<(), FreezeError> {
         self.create(remote.format)?;
         let mut refs = vec!["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
-        if !self.is_url {
+        if let Origin::Local(_) = self.origin {
             refs.push("+refs/remotes/*:refs/remotes/*");
         }
         if remote.head_commit.is_some() {
@@ -176,12 +198,12 @@ impl Mirror {
     }
 
     /// Fetches one commit or ref that no branch or tag leads to.
-    pub(super) fn fetch_one(&self, rev: &str, progress: &dyn Fn(&str)) -> Result<(), FreezeError> {
+    pub(super) fn fetch_one(&mut self, rev: &str, progress: &dyn Fn(&str)) -> Result<(), FreezeError> {
         self.fetch_refs(&[], &[&format!("+{rev}:refs/tendon/one")], progress)
     }
 
     fn fetch_refs(
-        &self,
+        &mut self,
         options: &[&str],
         refs: &[&str],
         progress: &dyn Fn(&str),
@@ -197,7 +219,7 @@ impl Mirror {
                 progress(line);
             }
         };
-        self.remote(self.git()).run_with(&args, &[], &percents).inspect_err(|_| {
+        self.remote(self.git())?.run_with(&args, &[], &percents).inspect_err(|_| {
             // A git that was ended, or had no room, leaves locks and parts of packs.
             if let Err(error) = gc::unlock(&self.dir) {
                 tracing::warn!(mirror = %self.dir.display(), %error, "a mirror could not be cleaned");
@@ -323,7 +345,7 @@ pub(super) fn copy_state(from: &Path, common: &Path, to: &Path) -> io::Result<()
     let state = ["MERGE_HEAD", "MERGE_MSG", "MERGE_MODE", "CHERRY_PICK_HEAD", "REVERT_HEAD", "ORIG_HEAD"];
     let state = state.map(|name| (from, name));
     for (dir, name) in state.into_iter().chain([(common, "info/exclude"), (from, "info/sparse-checkout")]) {
-        if let Ok(content) = repo::read_small(&dir.join(name)) {
+        if let Ok(content) = read_small(&dir.join(name)) {
             std::fs::write(to.join(name), content)?;
         }
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use proto::api::BaseInfo;
 use proto::path::shown;
 
-use super::dotgit::{Head, Mirror};
+use super::dotgit::{Head, Mirror, Origin};
 use super::repo::Repo;
 use super::{About, Cancel, Draft, FreezeError, index, seal, unless_cancelled};
 use crate::git::Git;
@@ -63,15 +63,15 @@ impl Store {
         cancel: &Cancel,
     ) -> Result<BaseInfo, FreezeError> {
         let place = place(&source.repo)?;
-        let (url, is_url) = match &place {
-            Place::Local(repo) => (repo.address().as_os_str().to_owned(), false),
-            Place::Url(url) => (url.clone(), true),
+        let origin = match &place {
+            Place::Local(repo) => Origin::Local(repo),
+            Place::Url(url) => Origin::Url(url),
         };
         let no_rev = || FreezeError::NoRev { repo: repo_shown(&source.repo), rev: rev_shown(&source.rev) };
         if source.rev.is_empty() || source.rev.contains(['\0', '\n']) {
             return Err(no_rev());
         }
-        let mirror = Mirror::lock(&self.inner.layout, &url, is_url, cancel)?;
+        let mut mirror = Mirror::lock(&self.inner.layout, origin, cancel)?;
         // A full commit id always means the same: nothing to ask the source for.
         if is_full_id(&source.rev) {
             let content = content(&source.rev, &Head::Detached(source.rev.clone()), &mirror.id);
@@ -82,7 +82,7 @@ impl Store {
         progress(&format!("fetching {}", repo_shown(&source.repo)));
         let remote = mirror.look()?;
         mirror.fetch(&remote, progress)?;
-        let (commit, head) = resolve(&mirror, &source.rev, progress)?.ok_or_else(no_rev)?;
+        let (commit, head) = resolve(&mut mirror, &source.rev, progress)?.ok_or_else(no_rev)?;
         let content = content(&commit, &head, &mirror.id);
         if let Some(base) = self.lease(&content)? {
             return Ok(base);
@@ -174,7 +174,7 @@ fn is_full_id(rev: &str) -> bool {
 }
 
 fn resolve(
-    mirror: &Mirror,
+    mirror: &mut Mirror<'_>,
     rev: &str,
     progress: &dyn Fn(&str),
 ) -> Result<Option<(String, Head)>, FreezeError> {

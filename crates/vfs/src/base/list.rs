@@ -180,8 +180,9 @@ impl Nested<'_> {
             match (done, looking.join().ok().flatten()) {
                 (Ok(done), _) => Ok(done),
                 (Err(_), Some(odd)) => {
-                    let source = std::io::Error::other("it is a fifo or a device");
-                    Err(FreezeError::Read { path: shown(&self.top.join(odd.as_path())), source })
+                    let path = shown(&self.top.join(odd.as_path()));
+                    let reason = "it is a fifo or a device".into();
+                    Err(FreezeError::Unusable { path, reason, hint: "remove it, or put a file in its place" })
                 }
                 (Err(error), None) => Err(error.into()),
             }
@@ -244,9 +245,9 @@ fn odd_rules(root: BorrowedFd<'_>, dir: Option<&TreePath>, ends: &[&Cancel]) -> 
 
 /// A git directory of ours that knows what `repo` tracks and excludes, and has no history.
 pub(super) fn scratch_repo(git_dir: &Path, repo: &Repo) -> Result<PathBuf, FreezeError> {
-    let settings = if repo.refused.is_none() { repo.settings() } else { Vec::new() };
+    let settings = if repo.refused.is_none() { repo.settings() } else { &[] };
     let head = Head::Branch("refs/heads/main".into());
-    write_bare_minimum(git_dir, &head, &settings).map_err(FreezeError::Store)?;
+    write_bare_minimum(git_dir, &head, settings).map_err(FreezeError::Store)?;
     if repo.refused.is_none() {
         take_index(repo, git_dir)?;
     }

@@ -14,6 +14,7 @@ mod index;
 mod list;
 mod repo;
 mod seal;
+mod view;
 
 use std::collections::HashMap;
 use std::io;
@@ -38,7 +39,7 @@ pub use dir::DirSource;
 pub use gc::{GcError, GcReport};
 pub use git::GitSource;
 pub(crate) use git::some;
-pub(crate) use repo::{REFS_MAX, Repo, has_odd};
+pub(crate) use repo::Repo;
 
 /// Threads that hash and copy.
 const THREADS: usize = 2;

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::git::Git;
 
@@ -13,8 +14,10 @@ use crate::git::Git;
 const SMALL_BYTES_MAX: u64 = 64 * 1024;
 /// Largest configuration of a repository that is read.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
-/// Refs that are looked at for links that lead outside.
-pub(crate) const REFS_MAX: usize = 200_000;
+/// Refs and logs that are looked at for what is odd.
+const REFS_MAX: usize = 200_000;
+/// Objects that are looked at for what is odd.
+const OBJECTS_MAX: usize = 20_000_000;
 
 /// A repository as it was found.
 pub(crate) struct Repo {
@@ -26,10 +29,21 @@ pub(crate) struct Repo {
     pub(crate) common: PathBuf,
     /// Why its history must not be read, if so.
     pub(crate) refused: Option<String>,
+    settings: OnceLock<Vec<(String, String)>>,
 }
 
 impl Repo {
-    /// What `git fetch` is given to read it.
+    fn found(top: Option<&Path>, git_dir: PathBuf, common: PathBuf) -> Self {
+        let refused = leads_outside(&git_dir, &common);
+        Self { top: top.map(Path::to_owned), git_dir, common, refused, settings: OnceLock::new() }
+    }
+
+    fn refused(dir: &Path, reason: String) -> Self {
+        let (top, git_dir) = (Some(dir.to_owned()), dir.join(".git"));
+        Self { top, common: git_dir.clone(), git_dir, refused: Some(reason), settings: OnceLock::new() }
+    }
+
+    /// What names it.
     pub(super) fn address(&self) -> &Path {
         self.top.as_deref().unwrap_or(&self.git_dir)
     }
@@ -37,27 +51,18 @@ impl Repo {
     /// The repository with its top at `dir`, or the bare one at `dir`.
     pub(crate) fn at(dir: &Path) -> Option<Repo> {
         let dot_git = dir.join(".git");
-        let found = |git_dir: PathBuf, common: PathBuf| {
-            let refused = leads_outside(&git_dir, &common);
-            Repo { top: Some(dir.to_owned()), git_dir, common, refused }
-        };
         match dot_git.symlink_metadata() {
             Ok(meta) if meta.is_dir() => {
-                looks_like_git_dir(&dot_git).then(|| found(dot_git.clone(), dot_git))
+                looks_like_git_dir(&dot_git).then(|| Self::found(Some(dir), dot_git.clone(), dot_git.clone()))
             }
-            Ok(meta) if meta.is_file() => match linked(dir, &dot_git) {
-                Ok((git_dir, common)) => Some(found(git_dir, common)),
-                Err(reason) => Some(refused(dir, dot_git, reason)),
-            },
-            Ok(meta) if meta.is_symlink() => {
-                Some(refused(dir, dot_git, "its .git is a symbolic link".into()))
-            }
-            Ok(_) | Err(_) => (looks_like_git_dir(dir)).then(|| Repo {
-                top: None,
-                git_dir: dir.to_owned(),
-                common: dir.to_owned(),
-                refused: leads_outside(dir, dir),
+            Ok(meta) if meta.is_file() => Some(match linked(dir, &dot_git) {
+                Ok((git_dir, common)) => Self::found(Some(dir), git_dir, common),
+                Err(reason) => Self::refused(dir, reason),
             }),
+            Ok(meta) if meta.is_symlink() => Some(Self::refused(dir, "its .git is a symbolic link".into())),
+            Ok(_) | Err(_) => {
+                looks_like_git_dir(dir).then(|| Self::found(None, dir.to_owned(), dir.to_owned()))
+            }
         }
     }
 
@@ -76,25 +81,66 @@ impl Repo {
     }
 
     /// What its configuration says of a few harmless things, as `key`, `value`.
-    pub(super) fn settings(&self) -> Vec<(String, String)> {
-        let mut out = Vec::new();
-        for file in [self.common.join("config"), self.git_dir.join("config.worktree")] {
-            if !is_config(&file) {
-                continue;
-            }
-            let args = ["config", "-z", "--no-includes", "--list", "--file"].map(std::ffi::OsStr::new);
-            let args: Vec<_> = args.into_iter().chain([file.as_os_str()]).collect();
-            let Ok(list) = Git::new().run(&args) else { continue };
-            for item in list.split(|b| *b == 0) {
-                let text = String::from_utf8_lossy(item);
-                let (key, value) = text.split_once('\n').unwrap_or((&text, "true"));
-                if SETTINGS.contains(&key) && is_word(value) {
-                    out.push((key.to_owned(), value.to_owned()));
+    pub(super) fn settings(&self) -> &[(String, String)] {
+        self.settings.get_or_init(|| {
+            let said = self.configs().filter_map(|file| configured(&file).ok()).flatten();
+            said.filter(|(key, value)| SETTINGS.contains(&key.as_str()) && is_word(value)).collect()
+        })
+    }
+
+    /// git's name for its object format.
+    pub(super) fn format(&self) -> &'static str {
+        let is_sha256 = |(key, value): &(String, String)| key == OBJECT_FORMAT && value == "sha256";
+        if self.settings().iter().any(is_sha256) { "sha256" } else { "sha1" }
+    }
+
+    /// Whether its refs are in a reftable.
+    pub(super) fn has_reftable(&self) -> bool {
+        self.common.join("reftable").is_dir()
+    }
+
+    /// Why git must not write in it, if so: there it opens more than objects and refs.
+    pub(crate) fn unsafe_to_write(&self) -> Option<String> {
+        let mut left = REFS_MAX;
+        for dir in [&self.git_dir, &self.common] {
+            for name in ["logs", "info"] {
+                if is_odd(&dir.join(name)) || has_odd(dir.join(name), &mut left) {
+                    return Some(format!("in its {name} is what is neither a file nor a directory"));
                 }
             }
         }
-        out
+        for file in self.configs().filter(|file| file.symlink_metadata().is_ok()) {
+            let name = super::shown(&file);
+            match configured(&file) {
+                Ok(said) if said.iter().any(|(key, _)| key.starts_with("include")) => {
+                    return Some(format!("its configuration includes other files ({name})"));
+                }
+                Ok(_) => {}
+                Err(reason) => return Some(format!("its configuration {name} {reason}")),
+            }
+        }
+        None
     }
+
+    fn configs(&self) -> impl Iterator<Item = PathBuf> {
+        [self.common.join("config"), self.git_dir.join("config.worktree")].into_iter()
+    }
+}
+
+/// What a file of configuration says, without what it includes, as `key`, `value`.
+fn configured(file: &Path) -> Result<Vec<(String, String)>, &'static str> {
+    if !is_config(file) {
+        return Err("is not a small file");
+    }
+    let args = ["config", "-z", "--no-includes", "--list", "--file"].map(std::ffi::OsStr::new);
+    let args: Vec<_> = args.into_iter().chain([file.as_os_str()]).collect();
+    let list = Git::new().run(&args).map_err(|_| "can't be read by git")?;
+    let pair = |item: &[u8]| {
+        let text = String::from_utf8_lossy(item);
+        let (key, value) = text.split_once('\n').unwrap_or((&text, "true"));
+        (key.to_owned(), value.to_owned())
+    };
+    Ok(list.split(|b| *b == 0).filter(|item| !item.is_empty()).map(pair).collect())
 }
 
 /// Configuration that decides how files compare with the index; a base takes it over.
@@ -106,15 +152,12 @@ const SETTINGS: &[&str] = &[
     "core.ignorecase",
     "core.sparsecheckout",
     "core.sparsecheckoutcone",
-    "extensions.objectformat",
+    OBJECT_FORMAT,
 ];
+const OBJECT_FORMAT: &str = "extensions.objectformat";
 
 fn is_word(value: &str) -> bool {
     !value.is_empty() && value.len() <= 16 && value.bytes().all(|b| b.is_ascii_alphanumeric())
-}
-
-fn refused(dir: &Path, git_dir: PathBuf, reason: String) -> Repo {
-    Repo { top: Some(dir.to_owned()), common: git_dir.clone(), git_dir, refused: Some(reason) }
 }
 
 fn looks_like_git_dir(dir: &Path) -> bool {
@@ -161,53 +204,41 @@ fn core_worktree(git_dir: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(value.trim_ascii_end())))
 }
 
-/// Whether something in the git directory leads to another repository: git follows symbolic links, `commondir` and
-/// alternates without a question.
+/// Whether what git reads of a repository leads to another one, or is no file: git follows symbolic links, `commondir`
+/// and alternates without a question, and waits for ever at a fifo.
 fn leads_outside(git_dir: &Path, common: &Path) -> Option<String> {
     if git_dir == common && git_dir.join("commondir").symlink_metadata().is_ok() {
         return Some("its git directory has a `commondir` file".into());
     }
-    let names = [
-        "HEAD",
-        "config",
-        "objects",
-        "objects/pack",
-        "objects/info",
-        "refs",
-        "packed-refs",
-        "shallow",
-        "reftable",
-    ];
-    for name in names {
-        for dir in [git_dir, common] {
-            if dir.join(name).symlink_metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
-                return Some(format!("`{name}` in its git directory is neither a file nor a directory"));
-            }
+    for name in ["HEAD", "objects", "refs", "packed-refs", "shallow", "reftable"] {
+        if [git_dir, common].iter().any(|dir| is_odd(&dir.join(name))) {
+            return Some(format!("`{name}` in its git directory is neither a file nor a directory"));
         }
+    }
+    if git_dir != common && git_dir.join("reftable").is_dir() {
+        return Some("it is a linked worktree whose `HEAD` is in a reftable, which is not read yet".into());
     }
     for name in ["alternates", "http-alternates"] {
         if common.join("objects/info").join(name).symlink_metadata().is_ok() {
             return Some(format!("it borrows objects of another repository (objects/info/{name})"));
         }
     }
-    let mut left = REFS_MAX;
-    for dir in
-        [common.join("refs"), git_dir.join("refs"), common.join("objects/pack"), common.join("objects/info")]
-    {
-        if has_odd(dir.clone(), &mut left) {
+    for (name, most) in [("refs", REFS_MAX), ("reftable", REFS_MAX), ("objects", OBJECTS_MAX)] {
+        let dir = common.join(name);
+        if has_odd(dir.clone(), &mut { most }) {
             return Some(format!("below {} is what is neither a file nor a directory", super::shown(&dir)));
         }
     }
-    // Loose objects: a linked directory or file would be read like any other.
-    let linked = |dir: io::Result<std::fs::ReadDir>| {
-        dir.is_ok_and(|dir| dir.flatten().any(|e| e.file_type().is_ok_and(|kind| kind.is_symlink())))
-    };
-    linked(std::fs::read_dir(common.join("objects")))
-        .then(|| "there is a symbolic link in the objects of its git directory".into())
+    None
+}
+
+/// Whether there is something that is neither a file nor a directory.
+fn is_odd(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir())
 }
 
 /// Whether something below `dir` is a link, a fifo or the like, or can't be looked at.
-pub(crate) fn has_odd(dir: PathBuf, left: &mut usize) -> bool {
+fn has_odd(dir: PathBuf, left: &mut usize) -> bool {
     let mut todo = vec![dir];
     while let Some(dir) = todo.pop() {
         let entries = match std::fs::read_dir(&dir) {

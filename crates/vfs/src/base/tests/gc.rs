@@ -5,7 +5,8 @@ use rusqlite::params;
 use testkit::{GitRepo, Need, have};
 
 use super::*;
-use crate::Actor;
+use crate::base::dotgit::{Mirror, Origin};
+use crate::{Actor, Cancel};
 
 fn count(dir: &Path) -> usize {
     std::fs::read_dir(dir).unwrap().count()
@@ -127,13 +128,11 @@ fn locks_of_mirrors_go_unless_somebody_holds_them() {
     assert_eq!(locks(), [""; 0]);
     // Who waited for a lock that was removed meanwhile holds one that keeps others out.
     let url = repo.path().as_os_str();
-    let first =
-        crate::base::dotgit::Mirror::lock(&f.store.inner.layout, url, false, &Default::default()).unwrap();
+    let lock = || Mirror::lock(&f.store.inner.layout, Origin::Url(url), &Cancel::default()).unwrap();
+    let first = lock();
     let path = mirrors.join(&locks()[0]);
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| {
-            crate::base::dotgit::Mirror::lock(&f.store.inner.layout, url, false, &Default::default()).unwrap()
-        });
+        let waiter = scope.spawn(lock);
         std::thread::sleep(std::time::Duration::from_millis(100));
         std::fs::remove_file(&path).unwrap();
         drop(first);

@@ -59,6 +59,13 @@ fn trapped(markers: &Path) -> GitRepo {
     repo
 }
 
+/// Puts a fifo there, at which who opens it waits for ever.
+fn fifo(at: &Path) {
+    let _ = std::fs::remove_file(at);
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, at, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+}
+
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -192,6 +199,92 @@ fn a_git_directory_that_leads_elsewhere_is_not_followed() {
     let repo = bait("ref");
     link(&target.join("refs/heads"), &repo.path().join(".git/refs/heads/theirs"));
     check_closed(&f, repo.path(), "a link among refs");
+
+    let commit = secret.git(&["rev-parse", "HEAD"]);
+    for each in [true, false] {
+        let repo = bait("loose");
+        let own = repo.path().join(".git/objects");
+        for dir in names(&target.join("objects")).iter().filter(|name| name.len() == 2) {
+            if !each {
+                let _ = std::fs::remove_dir_all(own.join(dir));
+                link(&target.join("objects").join(dir), &own.join(dir));
+                continue;
+            }
+            std::fs::create_dir_all(own.join(dir)).unwrap();
+            for name in names(&target.join("objects").join(dir)) {
+                link(&target.join("objects").join(dir).join(&name), &own.join(dir).join(&name));
+            }
+        }
+        std::fs::write(repo.path().join(".git/refs/heads/steal"), &commit).unwrap();
+        // The trap works: git alone follows them.
+        assert_eq!(repo.git(&["show", "steal:secret.txt"]), "the secret");
+        check_closed(&f, repo.path(), if each { "linked objects" } else { "linked directories of objects" });
+    }
+}
+
+#[test]
+fn the_history_is_read_through_a_configuration_of_ours() {
+    if !have(Need::Git) {
+        return;
+    }
+    let f = Fixture::new();
+    let (repo, pipe) = (GitRepo::new(), temp_dir("pipe"));
+    let pipe = pipe.path().join("pipe");
+    fifo(&pipe);
+    repo.file("a", "a").file(".gitattributes", "* text\n").commit("one");
+    let include = format!("[include]\n\tpath = {}\n", pipe.display());
+    let config = std::fs::read_to_string(repo.path().join(".git/config")).unwrap();
+    std::fs::write(repo.path().join(".git/config"), format!("{config}{include}")).unwrap();
+    std::fs::create_dir_all(repo.path().join(".git/info")).unwrap();
+    for name in ["info/grafts", "info/attributes", "config.worktree", ".gitattributes"] {
+        fifo(&repo.path().join(".git").join(name));
+    }
+    let base = f.dir(repo.path());
+    assert_eq!((base.warnings.len(), base.git_head.is_some()), (0, true), "{:?}", base.warnings);
+    f.git(repo.path(), "HEAD").unwrap();
+    assert_eq!(names(&f.store.inner.layout.tmp()), [""; 0], "what it was read through is gone");
+}
+
+#[test]
+fn refs_in_a_reftable_are_read() {
+    if !have(Need::Git) {
+        return;
+    }
+    let dir = temp_dir("reftable");
+    let made = testkit::fixtures::git(dir.path()).args(["init", "-q", "--ref-format=reftable", "."]).output();
+    if !made.unwrap().status.success() {
+        // git before 2.45 knows none, and can't read them either.
+        return;
+    }
+    let f = Fixture::new();
+    let repo = GitRepo::at(dir.path());
+    repo.file("a", "a").commit("one");
+    repo.git(&["branch", "other"]);
+    let base = f.dir(repo.path());
+    assert_eq!(base.warnings, [""; 0]);
+    assert_eq!(f.branch(&base).git(&["log", "--format=%s", "other"]), "one");
+    assert_eq!(f.git(repo.path(), "other").unwrap().git_head, base.git_head);
+    let linked = dir.path().join("linked");
+    repo.git(&["worktree", "add", "-q", linked.to_str().unwrap(), "other"]);
+    let base = f.dir(&linked);
+    assert!(base.warnings[0].contains("reftable"), "{:?}", base.warnings);
+    fifo(&repo.path().join(".git/reftable/tables.list"));
+    let base = f.dir(repo.path());
+    assert!(base.warnings[0].contains("without git history"), "{:?}", base.warnings);
+}
+
+#[test]
+fn a_colon_in_the_path_splits_no_list() {
+    let f = Fixture::new();
+    let dir = temp_dir("colon");
+    let path = dir.path().join("a:b\"c\\d\ne");
+    std::fs::create_dir(&path).unwrap();
+    let repo = GitRepo::at(&path);
+    repo.git(&["init", "-q", "."]);
+    repo.file("a", "a").commit("one");
+    repo.file("a", "staged").git(&["add", "a"]);
+    let base = f.dir(repo.path());
+    assert_eq!(f.branch(&base).git(&["show", ":a"]), "staged");
 }
 
 #[test]
@@ -260,11 +353,6 @@ fn a_fifo_in_place_of_a_file_that_git_reads_hangs_nothing() {
     if !have(Need::Git) {
         return;
     }
-    let fifo = |at: &Path| {
-        let _ = std::fs::remove_file(at);
-        let mode = rustix::fs::Mode::from_raw_mode(0o600);
-        rustix::fs::mknodat(rustix::fs::CWD, at, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-    };
     let since = std::time::Instant::now();
     for name in [".gitignore", "d/.gitignore"] {
         let (f, repo) = (Fixture::new(), GitRepo::new());
@@ -272,13 +360,27 @@ fn a_fifo_in_place_of_a_file_that_git_reads_hangs_nothing() {
         fifo(&repo.path().join(name));
         let error = f.try_dir(repo.path(), false).unwrap_err();
         assert!(error.to_string().contains(name), "{error}");
+        assert!(error.hint().is_some(), "{error}");
     }
-    for name in
-        ["config", "HEAD", "packed-refs", "index", "info/exclude", "refs/heads/x", "objects/info/alternates"]
-    {
+    let loose = format!("objects/aa/{}", "b".repeat(38));
+    for name in [
+        "config",
+        "HEAD",
+        "packed-refs",
+        "shallow",
+        "index",
+        "info/exclude",
+        "refs/heads/x",
+        "objects/info/alternates",
+        "objects/info/commit-graph",
+        "objects/pack/pack-a.idx",
+        &loose,
+    ] {
         let (f, repo) = (Fixture::new(), GitRepo::new());
         repo.file("a", "a").commit("one");
-        std::fs::create_dir_all(repo.path().join(".git/info")).unwrap();
+        for dir in ["info", "objects/aa"] {
+            std::fs::create_dir_all(repo.path().join(".git").join(dir)).unwrap();
+        }
         fifo(&repo.path().join(".git").join(name));
         // The files are taken, with the history or without it, or it is refused.
         let _ = f.try_dir(repo.path(), false);
