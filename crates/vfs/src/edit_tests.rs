@@ -42,6 +42,20 @@ const STEPS: &[Step] = &[
     ("no rules", |e| e.remove(&path(".gitignore"))),
 ];
 
+/// Files before the rules that ignore them or no longer do.
+const RULES: &[Step] = &[
+    ("a file", |e| e.write(&path(".env"), b"x", None)),
+    ("one that is ignored", |e| e.write(&path("tmp/keep"), b"x", None)),
+    ("one in a directory", |e| e.write(&path("out/deep/file"), b"x", None)),
+    ("now they are", |e| e.write(&path(".gitignore"), b".env\nout/\n", None)),
+    ("and no longer", |e| e.write(&path(".gitignore"), b"tmp/\n", None)),
+    ("no rules", |e| e.remove(&path(".gitignore"))),
+    ("all is ignored", |e| e.write(&path(".gitignore"), b"*\n", None)),
+    ("and not here", |e| e.write(&path("out/.gitignore"), b"!*\n", None)),
+    ("rules go with their directory", |e| e.rename(&path("out"), &path("else/where"))),
+    ("and are gone", |e| e.remove(&path("else"))),
+];
+
 /// Those that are killed at each of their steps: one of each way of being made.
 const KILLED: &[&str] = &[
     "new file",
@@ -88,6 +102,27 @@ fn every_edit_is_recorded_as_it_is_seen() {
         fixture.reopen();
         assert_eq!(seen(&fixture, &branch), before);
         assert_eq!(fixture.store().audit_verify().unwrap().problem, None);
+    });
+}
+
+#[test]
+fn edits_in_a_row_give_the_tree_that_scans_between_them_find() {
+    on_all("edit::tests::edits_in_a_row_give_the_tree_that_scans_between_them_find", |engine| {
+        let fixture = Fixture::new(engine, BASE);
+        let (quick, scanned) = (fixture.create().id, fixture.create().id);
+        for (what, step) in RULES.iter().chain(STEPS).chain(RULES) {
+            for branch in [&quick, &scanned] {
+                step(&fixture.store().edit(branch, &me()).unwrap())
+                    .unwrap_or_else(|e| panic!("{what}: {e:?}"));
+            }
+            fixture.scan(&scanned);
+            let hash = |branch| fixture.store().tree_hash(branch).unwrap();
+            assert_eq!(hash(&quick), hash(&scanned), "{what}");
+        }
+        fixture.check(&quick);
+        let child = fixture.fork(&quick, ForkBusy::Quiet).id;
+        let hash = |branch| fixture.store().tree_hash(branch).unwrap();
+        assert_eq!(hash(&child), hash(&scanned));
     });
 }
 

@@ -1,6 +1,5 @@
 //! Records what a scan found: classes, content, entries and audit rows.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 
 use proto::path::TreePath;
@@ -21,7 +20,7 @@ const TOLD_MAX: usize = 5;
 impl Scan<'_> {
     pub(super) fn record(
         &self,
-        mut changes: Changes,
+        changes: Changes,
         actor: &Actor,
         detail: Option<&str>,
         writers: Writers,
@@ -32,11 +31,11 @@ impl Scan<'_> {
             Scope::Below(tops) => tops.iter().any(|top| path.starts_with(top)),
             Scope::Rules => false,
         };
-        let others: BTreeSet<TreePath> = changes.keys().filter(|path| !asked(path)).cloned().collect();
-        if self.scope == Scope::Rules || changes.keys().any(|path| is_rules(path) && asked(path)) {
-            self.reclassify(&mut changes, &mut rules)?;
+        let (mut changes, others): (Changes, Changes) =
+            changes.into_iter().partition(|(path, _)| asked(path));
+        if self.scope == Scope::Rules || changes.keys().any(is_rules) {
+            self.reclassify(&mut changes, &others, &mut rules)?;
         }
-        changes.retain(|path, _| !others.contains(path));
         let classes = changes.iter().map(|(path, change)| self.class(&mut rules, path, change));
         let classes = classes.collect::<Result<Vec<_>, _>>()?;
         let jobs = self.jobs(&changes, &classes)?;
@@ -99,8 +98,14 @@ impl Scan<'_> {
         Ok(rules.class(path, is_dir, base.map(|entry| entry.class)))
     }
 
-    /// Patterns changed: whatever the base does not have may have another class now.
-    fn reclassify(&self, changes: &mut Changes, rules: &mut Rules<'_>) -> Result<(), DbError> {
+    /// Patterns changed: whatever the base does not have may have another class now, and so may what is recorded of `others`,
+    /// whose change is for another scan to record.
+    fn reclassify(
+        &self,
+        changes: &mut Changes,
+        others: &Changes,
+        rules: &mut Rules<'_>,
+    ) -> Result<(), DbError> {
         let mut known = self.own.clone();
         let sealed = self.layers.lower.len().saturating_sub(1);
         for layer in &self.layers.lower[..sealed] {
@@ -109,7 +114,8 @@ impl Scan<'_> {
             }
         }
         for (path, entry) in known {
-            if entry.kind == Kind::Whiteout || changes.contains_key(&path) {
+            let is_gone = others.contains_key(&path) && self.walk.get(&path).is_none();
+            if entry.kind == Kind::Whiteout || changes.contains_key(&path) || is_gone {
                 continue;
             }
             let class = self.class_of(rules, &path, entry.kind == Kind::Dir)?;
