@@ -297,11 +297,7 @@ impl Store {
         let dir = self.inner.layout.branch(branch);
         let mounted = engine.mount(&dir, &self.lower_dirs(&layers.lower)).map_err(io_error)?;
         let root = Root(Arc::new(mounted));
-        if self.inner.live.unscanned().contains(branch) {
-            self.scan_after_kill(branch, &root)
-                .map_err(|source| MountError::Recover { branch: branch.clone(), source: Box::new(source) })?;
-            self.inner.live.unscanned().remove(branch);
-        }
+        self.look_after_kill(branch, &root)?;
         self.inner.live.remember(branch, &root);
         Ok(root)
     }

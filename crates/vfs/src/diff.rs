@@ -12,6 +12,7 @@ use proto::path::TreePath;
 use rusqlite::Connection;
 
 use crate::base::some;
+use crate::branch::MountError;
 use crate::captured::{Uncaptured, is_unread};
 use crate::content::{ContentError, Contents};
 use crate::db::DbError;
@@ -41,6 +42,9 @@ pub enum DiffError {
     /// What is on the branch can't be looked at.
     #[error(transparent)]
     Scan(#[from] ScanError),
+    /// What a killed runner left on it can't be looked at.
+    #[error(transparent)]
+    Mount(#[from] MountError),
     /// It is too large to show.
     #[error("the diff of the branch {0} has more than {max} MiB", max = DIFF_BYTES_MAX >> 20)]
     TooLarge(BranchId),
@@ -70,6 +74,7 @@ impl Coded for DiffError {
             DiffError::NoBranch(_) => Code::NotFound,
             DiffError::TooLarge(_) | DiffError::PatchTooLarge | DiffError::Names(_) => Code::BadInput,
             DiffError::Scan(error) => error.code(),
+            DiffError::Mount(error) => error.code(),
             DiffError::Content(error) => error.code(),
             DiffError::Git(error) => error.code(),
             DiffError::Io(error) if error.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
@@ -90,6 +95,7 @@ impl Coded for DiffError {
                     .into(),
             ),
             DiffError::Scan(error) => error.hint(),
+            DiffError::Mount(error) => error.hint(),
             DiffError::Content(error) => error.hint(),
             DiffError::Git(error) => error.hint(),
             DiffError::NoBranch(_) | DiffError::Io(_) | DiffError::Db(_) => None,
@@ -102,6 +108,7 @@ impl Store {
     /// says only that it differs, and of what can't be captured that it is there; `git apply` refuses such a diff. See [`crate::ExportTarget::Patch`] for all of it.
     pub fn diff(&self, branch: &BranchId, format: DiffFormat) -> Result<Vec<u8>, DiffError> {
         let mut out = Bounded { bytes: Vec::new(), branch };
+        self.recovered(branch)?;
         let uncaptured = self.uncaptured(branch)?;
         self.compared(branch, |compared| {
             match format {

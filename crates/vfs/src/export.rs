@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use proto::error::{Code, Coded};
 use proto::ids::BranchId;
 
+use crate::branch::MountError;
 use crate::captured::Uncaptured;
 use crate::content::{ContentError, Contents};
 use crate::db::DbError;
@@ -63,6 +64,9 @@ pub enum ExportError {
     /// What is on the branch can't be looked at.
     #[error(transparent)]
     Scan(#[from] ScanError),
+    /// What a killed runner left on it can't be looked at.
+    #[error(transparent)]
+    Mount(#[from] MountError),
     /// It can't be compared or its files can't be given to git.
     #[error("can't prepare the files of the branch")]
     Diff(#[from] DiffError),
@@ -111,6 +115,7 @@ impl Coded for ExportError {
             ExportError::NoBranch(_) => Code::NotFound,
             ExportError::Uncaptured(error) => error.code(),
             ExportError::Scan(error) => error.code(),
+            ExportError::Mount(error) => error.code(),
             ExportError::Diff(error) => error.code(),
             ExportError::Content(error) => error.code(),
             ExportError::Io(error) if error.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
@@ -133,6 +138,7 @@ impl Coded for ExportError {
             ExportError::Diff(error) => error.hint(),
             ExportError::Uncaptured(error) => error.hint(),
             ExportError::Scan(error) => error.hint(),
+            ExportError::Mount(error) => error.hint(),
             ExportError::Repo { .. } => {
                 Some("name a git repository on this machine, or its work tree; or export a patch, and apply it there".into())
             }
@@ -147,6 +153,7 @@ impl Store {
     /// Takes the branch, as of its last scan, out to `target`. One that holds what can't be captured is refused, as it is by a
     /// fork.
     pub fn export(&self, branch: &BranchId, target: ExportTarget<'_>) -> Result<ExportReport, ExportError> {
+        self.recovered(branch)?;
         if let Some(uncaptured) = self.uncaptured(branch)? {
             return Err(uncaptured.into());
         }
@@ -200,6 +207,7 @@ pub(crate) fn no_branch(error: DiffError) -> ExportError {
         | DiffError::PatchTooLarge
         | DiffError::Names(_)
         | DiffError::Scan(_)
+        | DiffError::Mount(_)
         | DiffError::Content(_)
         | DiffError::Git(_)
         | DiffError::Io(_)

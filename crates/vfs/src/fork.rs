@@ -119,15 +119,7 @@ impl Store {
         if Layers::of(&self.inner.db.read(), parent)?.is_none() {
             return Err(ForkError::NoBranch(parent.clone()));
         }
-        if self.inner.live.unscanned().contains(parent) {
-            // What an edit had begun when the runner was killed is taken back, and the rest recorded.
-            let root = self.mount_locked(parent)?;
-            // One that was mounted already has not been looked at.
-            if self.inner.live.unscanned().contains(parent) {
-                self.scan_after_kill(parent, &root)?;
-                self.inner.live.unscanned().remove(parent);
-            }
-        }
+        self.recovered_locked(parent)?;
         if busy != ForkBusy::Quiet || self.inner.live.may_be_written(parent) {
             let found_by = match busy {
                 ForkBusy::Frozen(writer) => writer.clone(),

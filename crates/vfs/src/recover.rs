@@ -9,6 +9,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
+use std::sync::PoisonError;
 
 use proto::error::{Code, Coded};
 use proto::ids::{BranchId, LayerId};
@@ -18,10 +19,11 @@ use rustix::fs::IFlags;
 use crate::audit::Actor;
 use crate::base::GcError;
 use crate::beneath::{is_staged, remove};
-use crate::branch::{damaged, io_code, random};
+use crate::branch::{MountError, damaged, io_code, random};
 use crate::db::DbError;
 use crate::engine::Root;
-use crate::scan::{ScanError, Scope, Writers};
+use crate::entries;
+use crate::scan::{Layers, ScanError, Scope, Writers};
 use crate::store::{Inner, Store};
 use crate::walk::{Marks, walk};
 
@@ -291,16 +293,53 @@ impl Store {
         Ok(())
     }
 
+    /// Looks at a branch that nobody has looked at since the runner was killed: what an edit had begun is taken back, and the
+    /// rest recorded.
+    pub(crate) fn recovered(&self, branch: &BranchId) -> Result<(), MountError> {
+        if !self.inner.live.unscanned().contains(branch) {
+            return Ok(());
+        }
+        let lock = self.branch_lock(branch);
+        let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.recovered_locked(branch)
+    }
+
+    /// As [`Store::recovered`], for who holds the branch's lock.
+    pub(crate) fn recovered_locked(&self, branch: &BranchId) -> Result<(), MountError> {
+        if !self.inner.live.unscanned().contains(branch) {
+            return Ok(());
+        }
+        let root = self.mount_locked(branch)?;
+        // One that was mounted already has not been looked at.
+        self.look_after_kill(branch, &root)
+    }
+
+    /// At a mount: looks at the branch if nobody has.
+    pub(crate) fn look_after_kill(&self, branch: &BranchId, root: &Root) -> Result<(), MountError> {
+        if self.inner.live.unscanned().contains(branch) {
+            self.scan_after_kill(branch, root)
+                .map_err(|source| MountError::Recover { branch: branch.clone(), source: Box::new(source) })?;
+            self.inner.live.unscanned().remove(branch);
+        }
+        Ok(())
+    }
+
     /// At the first mount of a branch after the runner was killed: removes what edits had staged, and records what
     /// nobody recorded.
-    pub(crate) fn scan_after_kill(&self, branch: &BranchId, root: &Root) -> Result<(), ScanError> {
+    fn scan_after_kill(&self, branch: &BranchId, root: &Root) -> Result<(), ScanError> {
         let dir = crate::content::layer_dir(&self.inner.layout.branch(branch));
         let io_error = |source| ScanError::Io { branch: branch.clone(), source };
         let dir = std::fs::File::open(dir).map_err(io_error)?;
         let seen = crate::hashing::pool()
             .install(|| walk(std::os::fd::AsFd::as_fd(&dir), Marks::None))
             .map_err(|error| ScanError::of_walk(error, branch))?;
+        let layers = Layers::of(&self.inner.db.read(), branch)?;
+        let chain = layers.ok_or_else(|| ScanError::NoBranch(branch.clone()))?.chain();
         for (path, _) in seen.seen.iter().filter(|(path, _)| is_staged(path.file_name())) {
+            // What a scan has recorded is a command's.
+            if entries::lookup(&self.inner.db.read(), &chain, path)?.is_some() {
+                continue;
+            }
             // In the upper it may be a whiteout, which is not there for those who look through the mount.
             if let Err(error) = remove(root.fd(), path) {
                 tracing::debug!(%branch, %path, %error, "a staged file was not removed");

@@ -15,7 +15,9 @@ use testkit::{Need, have};
 
 use super::Root;
 use super::tree::{CopyOptions, copy_tree};
+use crate::diff::DiffFormat;
 use crate::entries::{self, Kind};
+use crate::export::ExportTarget;
 use crate::scan::Layers;
 use crate::world::shown;
 use crate::{Actor, EngineChoice, ForkBusy, Store, StoreOptions, SystemClock};
@@ -211,6 +213,36 @@ fn a_branch_shows_its_base_and_keeps_its_changes() {
         assert!(!fixture.store().recovery().unclean);
         let other = fixture.create();
         assert_eq!(fixture.check(&other.id).len(), 4, "the base is untouched");
+    });
+}
+
+#[test]
+fn whoever_asks_first_after_a_kill_sees_what_was_written() {
+    on_all("engine::tests::whoever_asks_first_after_a_kill_sees_what_was_written", |engine| {
+        let mut fixture = Fixture::new(engine, BASE);
+        let branch = fixture.create().id;
+        // A command's own file, of a name that edits give to theirs.
+        let own = ".tendon-edit-abcdefgh12345678";
+        fixture.at(&branch).write(own, "a command's");
+        fixture.scan(&branch);
+        for name in ["diff", "export", "fork"] {
+            fixture.at(&branch).write(name, "unrecorded");
+            fixture.store().inner.live.faults.kill();
+            fixture.store = None;
+            fixture.store = Some(open(&fixture.state(), engine));
+            assert!(fixture.store().recovery().unclean);
+            let mut out = Vec::new();
+            match name {
+                "diff" => out = fixture.store().diff(&branch, DiffFormat::NameStatus).unwrap(),
+                "export" => drop(fixture.store().export(&branch, ExportTarget::Tar(&mut out)).unwrap()),
+                _ => {
+                    let fork = fixture.fork(&branch, ForkBusy::Quiet).id;
+                    out = fixture.store().diff(&fork, DiffFormat::NameStatus).unwrap();
+                }
+            }
+            let out = String::from_utf8_lossy(&out);
+            assert!(out.contains(name) && out.contains(own), "{name}: {out}");
+        }
     });
 }
 
