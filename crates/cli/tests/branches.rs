@@ -201,6 +201,23 @@ fn a_branch_in_use_is_forked_and_not_dropped() {
 }
 
 #[test]
+fn a_fork_and_a_verify_leave_background_processes_alone() {
+    if !can_run() || !have_all(&[Need::Cgroup]) {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    let script = "(while true; do n=$((n+1)); echo $n > count; sleep 0.05; done) > /dev/null 2>&1 &";
+    tendon.text(&["branch", "exec", "fix", "--", "sh", "-c", script]);
+    let count = || tendon.run(&["branch", "read", "fix", "count"]).stdout;
+    testkit::wait_until("it writes", Duration::from_secs(60), || !count().is_empty());
+    tendon.text(&["branch", "fork", "fix", "--name", "other"]);
+    assert!(tendon.text(&["branch", "read", "other", "count"]).parse::<u32>().is_ok());
+    tendon.text(&["verify", "--branch", "fix", "--check", "test -s count"]);
+    let before = count();
+    testkit::wait_until("it writes on", Duration::from_secs(60), || count() != before);
+}
+
+#[test]
 fn what_background_processes_write_is_captured_until_the_last_has_ended() {
     if !can_run() {
         return;

@@ -166,7 +166,7 @@ impl Runner {
         actor: Actor,
     ) -> Result<BranchInfo, Below> {
         let _turn = self.inner.warm.turn(&branch).await;
-        if let Some((hand, writer)) = self.inner.warm.running_hand(&branch) {
+        if let Some((hand, writer)) = self.inner.warm.running_hand(&branch).await {
             let frozen = Frozen::new(hand, branch.clone()).await.map_err(FreezeError).map_err(Below::new)?;
             // What runs wrote what is found now, and not who forks.
             let forked = self.with_store(move |store| {
@@ -326,7 +326,7 @@ impl Coded for FreezeError {
         self.0.code()
     }
     fn hint(&self) -> Option<String> {
-        Some("wait until the command has ended, then fork".into())
+        Some("wait until the command, and all that it left running, has ended, then fork".into())
     }
 }
 

@@ -236,10 +236,14 @@ impl WarmHands {
         self.slots().values().filter(|warm| !warm.lingering.is_empty()).count()
     }
 
-    /// The branch's hand, if something runs in it, and who may write there.
-    pub(crate) fn running_hand(&self, branch: &BranchId) -> Option<(Hand, Actor)> {
+    /// The branch's hand, if something runs in it, in the background too, and who may write there. The caller holds the
+    /// branch's turn.
+    pub(crate) async fn running_hand(&self, branch: &BranchId) -> Option<(Hand, Actor)> {
+        if self.stands_still(branch).await {
+            return None;
+        }
         let slots = self.slots();
-        let warm = slots.get(branch).filter(|warm| !warm.running.is_empty())?;
+        let warm = slots.get(branch)?;
         Some((warm.hand.clone(), warm.may_write()?))
     }
 
