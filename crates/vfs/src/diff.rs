@@ -445,6 +445,12 @@ impl<'a> FastImport<'a> {
         self.line(b"")
     }
 
+    /// Puts what git has as that object at `path`.
+    pub(crate) fn put_object(&mut self, path: &TreePath, entry: &Entry, id: &str) -> Result<(), DiffError> {
+        write!(self.out, "M {} {id} ", git_mode(entry))?;
+        self.line(&quoted(path))
+    }
+
     /// Puts these bytes at `path`.
     pub(crate) fn put_bytes(&mut self, path: &TreePath, mode: &str, bytes: &[u8]) -> Result<(), DiffError> {
         write!(self.out, "M {mode} inline ")?;

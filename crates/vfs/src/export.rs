@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use proto::error::{Code, Coded};
 use proto::ids::BranchId;
+use proto::path::TreePath;
 
 use crate::branch::MountError;
 use crate::captured::Uncaptured;
@@ -79,6 +80,12 @@ pub enum ExportError {
     /// The database failed.
     #[error("can't read what the branch holds")]
     Db(#[from] DbError),
+    /// The branch changed a submodule's files.
+    #[error("the branch changed files of the submodule {0}, which a commit of this repository can't hold")]
+    Submodule(TreePath),
+    /// The branch changed a file that git keeps through a filter.
+    #[error("git keeps {0} through a filter that its attributes name, which is not run here")]
+    Filter(TreePath),
     /// The base has no commit.
     #[error("the base of the branch does not stand at a git commit")]
     NoCommit,
@@ -121,6 +128,7 @@ impl Coded for ExportError {
             ExportError::Io(error) if error.kind() == io::ErrorKind::StorageFull => Code::NoSpace,
             ExportError::Io(_) => Code::HostBroken,
             ExportError::Db(error) => error.code(),
+            ExportError::Submodule(_) | ExportError::Filter(_) => Code::BadInput,
             ExportError::NoCommit | ExportError::Repo { .. } | ExportError::NoParent { .. } => Code::BadInput,
             ExportError::Name(..) => Code::Usage,
             ExportError::Exists(_) | ExportError::CheckedOut(_) => Code::Conflict,
@@ -132,7 +140,9 @@ impl Coded for ExportError {
             ExportError::CheckedOut(_) => {
                 Some("choose another name: a branch that is checked out is never moved".into())
             }
-            ExportError::NoCommit => Some("export it as a patch or a tar archive".into()),
+            ExportError::NoCommit | ExportError::Submodule(_) | ExportError::Filter(_) => {
+                Some("export it as a patch or a tar archive".into())
+            }
             ExportError::NoParent { .. } => Some("fetch that commit there first".into()),
             ExportError::Content(error) => error.hint(),
             ExportError::Diff(error) => error.hint(),

@@ -471,6 +471,135 @@ fn uncommitted_work_of_a_frozen_directory_is_in_the_commit() {
     assert_eq!(report.uncommitted, 2);
 }
 
+/// A repository with attributes of every kind that makes git keep a file otherwise.
+fn attributed(repo: &Path) -> Git {
+    let git = repository(repo);
+    let utf16 = |text: &str| text.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    std::fs::create_dir_all(repo.join("sub/dir")).unwrap();
+    // In the commit with both line ends, which `text=auto` leaves alone.
+    std::fs::write(repo.join("auto.c"), "int a;\r\nint b;\r\n").unwrap();
+    git.run(&["add", "auto.c"]).unwrap();
+    git.run(&["commit", "-q", "-m", "with CR"]).unwrap();
+    let attributes =
+        "*.txt text eol=crlf\n*.id ident\n*.lat working-tree-encoding=UTF-16LE\n*.c text=auto\n*.bin -text\n";
+    std::fs::write(repo.join(".gitattributes"), attributes).unwrap();
+    std::fs::write(repo.join("sub/.gitattributes"), "*.txt -text\n").unwrap();
+    for (name, text) in [
+        ("k.id", b"$Id$\n".to_vec()),
+        ("u.lat", utf16("h\n")),
+        ("b.bin", b"a\r\n".to_vec()),
+        ("sub/x.txt", b"a\r\n".to_vec()),
+        ("sub/dir/new.c", b"a\n".to_vec()),
+    ] {
+        std::fs::write(repo.join(name), text).unwrap();
+    }
+    git.run(&["add", "."]).unwrap();
+    git.run(&["commit", "-q", "-m", "attributes"]).unwrap();
+    git
+}
+
+#[test]
+fn files_are_kept_as_git_keeps_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("repo");
+    let git = attributed(&repo);
+    let append = |root: &Path, name: &str, bytes: &[u8]| {
+        let mut text = std::fs::read(root.join(name)).unwrap_or_default();
+        text.extend(bytes);
+        let _ = std::fs::remove_file(root.join(name));
+        std::fs::write(root.join(name), text).unwrap();
+    };
+    let change = |root: &Path, step: usize| {
+        append(root, "crlf.txt", b"three\r\n");
+        append(root, "new.txt", b"one\r\n");
+        append(root, "k.id", b"more\r\n");
+        append(root, "u.lat", b"i\0\n\0");
+        append(root, "auto.c", b"int c;\r\n");
+        append(root, "sub/dir/new.c", b"b\r\n");
+        append(root, "b.bin", b"b\r\n");
+        append(root, "sub/x.txt", b"b\r\n");
+        append(root, "a", b"b\r\n");
+        if step == 1 {
+            append(root, "sub/.gitattributes", b"*.txt text\n");
+            append(root, ".gitattributes", b"a text\n");
+        }
+    };
+    for step in 0..2 {
+        let (world, branch) = world_of(&repo);
+        change(&branch.at(""), step);
+        world.scan(&branch);
+        let name = format!("x{step}");
+        world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, &name))).unwrap();
+        // git's own opinion of the same files.
+        let own = dir.path().join(&name);
+        let args: [&std::ffi::OsStr; 4] =
+            ["clone".as_ref(), "-q".as_ref(), repo.as_os_str(), own.as_os_str()];
+        Git::new().run(&args).unwrap();
+        change(&own, step);
+        let at = Git::at(&own.join(".git")).work_tree(&own);
+        at.run(&["add", "-A"]).unwrap();
+        let (tree, want) = (git.text(&["rev-parse", &format!("{name}^{{tree}}")]), at.text(&["write-tree"]));
+        assert_eq!(tree.unwrap(), want.unwrap(), "{}", git.text(&["diff", "--stat", "HEAD", &name]).unwrap());
+        assert!(git.text(&["show", &format!("{name}:k.id")]).unwrap().starts_with("$Id$"));
+    }
+    // A frozen directory with line ends of its own, by its own configuration.
+    git.run(&["config", "core.autocrlf", "true"]).unwrap();
+    append(&repo, "uncommitted", b"a\r\nb\r\n");
+    let mut world = World::frozen(|store| {
+        let source = crate::base::DirSource { path: repo.clone(), include_ignored: false };
+        store.freeze_dir(&source, &|_| ()).unwrap()
+    });
+    let branch = world.copy();
+    append(&branch.at(""), "a", b"b\r\n");
+    world.scan(&branch);
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "auto"))).unwrap();
+    for name in ["a", "uncommitted"] {
+        assert!(!git.text(&["show", &format!("auto:{name}")]).unwrap().contains('\r'), "{name}");
+    }
+}
+
+#[test]
+fn what_a_commit_can_not_hold_as_it_is_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = dir.path().join("repo");
+    let git = attributed(&repo);
+    let module = repo.join("module");
+    repository(&module);
+    append_line(&repo.join(".gitattributes"), "*.crypt filter=crypt\n");
+    std::fs::write(repo.join("s.crypt"), "encrypted").unwrap();
+    git.run(&["add", "."]).unwrap();
+    git.run(&["commit", "-q", "-m", "more"]).unwrap();
+    // As its filter would have it lie there.
+    std::fs::write(repo.join("s.crypt"), "the secret").unwrap();
+    let mut world = World::frozen(|store| {
+        let source = crate::base::DirSource { path: repo.clone(), include_ignored: false };
+        store.freeze_dir(&source, &|_| ()).unwrap()
+    });
+    let branch = world.copy();
+    branch.write("a", "changed\n");
+    world.scan(&branch);
+    world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "x"))).unwrap();
+    assert_eq!(git.text(&["diff", "--name-only", "HEAD", "x"]).unwrap(), "a");
+    assert!(git.text(&["ls-tree", "x", "module"]).unwrap().starts_with("160000 commit"));
+    let refused = |world: &World, says: &str| {
+        let error = world.store.export(&branch.id, ExportTarget::GitRef(to(&repo, "y"))).unwrap_err();
+        assert!(error.to_string().contains(says) && error.hint().is_some(), "{error}");
+        world.store.export(&branch.id, ExportTarget::Patch(&mut Vec::new())).unwrap();
+    };
+    branch.write("s.crypt", "another secret");
+    world.scan(&branch);
+    refused(&world, "git keeps s.crypt through a filter");
+    std::fs::remove_file(branch.at("s.crypt")).unwrap();
+    branch.write("module/new", "new");
+    world.scan(&branch);
+    refused(&world, "the submodule module");
+}
+
+fn append_line(at: &Path, line: &str) {
+    let text = std::fs::read_to_string(at).unwrap();
+    std::fs::write(at, text + line).unwrap();
+}
+
 #[test]
 fn a_name_that_git_takes_nowhere_is_shown_and_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();

@@ -17,6 +17,7 @@ use crate::diff::{DiffError, FastImport, Scratch, changes, in_tree, names_taken}
 use crate::entries::{self, Entry};
 use crate::export::{ExportError, ExportReport, GitRef, no_branch};
 use crate::git::{Git, GitError, UPLOAD_PACK};
+use crate::gitattr::{Special, Treatment};
 use crate::gitname;
 use crate::scan::Layers;
 use crate::store::Store;
@@ -64,23 +65,42 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     let refused = |path: &TreePath, entry: &Entry| gitname::refused(path, entry.kind);
     names_taken(changes.iter().filter(|it| it.after.as_ref().is_some_and(|after| refused(&it.path, after))))?;
     let changed: BTreeSet<_> = changes.into_iter().map(|change| change.path).collect();
+    let base_git = base.join(".git");
+    let special = Special::of(&Git::at(&base_git), &head)?;
+    if let Some(submodule) = changed.iter().find_map(|path| special.submodule_of(path)) {
+        return Err(ExportError::Submodule(submodule.clone()));
+    }
     let contents = Contents::new(store, &conn, Some(branch), &chain);
-    let mut stream = FastImport::new(&scratch, &contents)?;
-    let seconds = store.inner.options.clock.now_ms() / 1_000;
-    let from = format!("from {head}\n");
-    stream.commit_by(OURS, &format!("{author} {seconds} +0000"), to.message.as_bytes(), from.as_bytes())?;
-    let mut puts = Vec::new();
-    for path in frozen.union(&changed) {
+    let (mut puts, mut gone) = (Vec::new(), Vec::new());
+    for path in frozen.union(&changed).filter(|path| special.submodule_of(path).is_none()) {
         // Of the base, what their own git would not add stays out.
         let entry = entries::lookup(&conn, &chain, path)?.filter(in_tree);
         match entry.filter(|entry| !refused(path, entry)) {
             Some(entry) => puts.push((path, entry)),
-            None => stream.put(path, None)?,
+            None => gone.push(path),
         }
+    }
+    let treatment =
+        Treatment { scratch: &scratch, head: &head, base_git: &base_git, conn: &conn, contents: &contents };
+    let treated = treatment.treat(&special, &puts)?;
+    if let Some(path) = treated.filtered.iter().find(|path| changed.contains(*path) || !special.has(path)) {
+        return Err(ExportError::Filter(path.clone()));
+    }
+    // What the branch left alone stays what the commit has: here lies what the filter made of that.
+    puts.retain(|(path, _)| !treated.filtered.contains(*path));
+    let mut stream = FastImport::new(&scratch, &contents)?;
+    let seconds = store.inner.options.clock.now_ms() / 1_000;
+    let from = format!("from {head}\n");
+    stream.commit_by(OURS, &format!("{author} {seconds} +0000"), to.message.as_bytes(), from.as_bytes())?;
+    for path in gone {
+        stream.put(path, None)?;
     }
     let files = puts.len() as u64;
     for (path, entry) in puts {
-        stream.put(path, Some(&entry))?;
+        match treated.converted.get(path) {
+            Some(object) => stream.put_object(path, &entry, object)?,
+            None => stream.put(path, Some(&entry))?,
+        }
     }
     stream.run(&scratch.git()).map_err(no_branch)?;
     let commit = scratch.git().text(&["rev-parse", OURS]).map_err(DiffError::from)?;

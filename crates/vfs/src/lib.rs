@@ -21,6 +21,7 @@ mod export;
 mod flatten;
 mod fork;
 pub mod git;
+mod gitattr;
 mod gitname;
 mod gitref;
 mod hashing;
