@@ -44,6 +44,35 @@ fn a_fork_whose_client_vanishes_does_not_leave_the_command_frozen() {
     child.wait().unwrap();
 }
 
+#[test]
+fn a_client_that_is_told_to_end_still_prints_the_record() {
+    if !can_run() {
+        return;
+    }
+    let (tendon, _repo) = with_branch();
+    for how in ["TERM", "HUP"] {
+        let child = tendon.start(&["--json", "branch", "exec", "fix", "--", "sleep", "1000"]);
+        let running = || tendon.json(0, &["runner", "status"])["runner"]["running"].as_u64().unwrap();
+        testkit::wait_until("the command runs", Duration::from_secs(60), || running() == 1);
+        common::signal(&child, how);
+        let ran = common::Ran::new(child.wait_with_output().unwrap(), &[how]);
+        ran.expect(130);
+        let record: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(record["outcome"]["how"], "cancelled", "{record}");
+        let child = tendon.start(&["--json", "verify", "--branch", "fix", "--check", "sleep 1000"]);
+        testkit::wait_until("the check runs", Duration::from_secs(60), || running() == 1);
+        common::signal(&child, how);
+        let ran = common::Ran::new(child.wait_with_output().unwrap(), &[how]);
+        ran.expect(130);
+        let record: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(record["cancelled"], true, "{record}");
+    }
+    let status = |name: &str| tendon.text(&["audit", "log", "--branch", name]);
+    let before = status("fix");
+    tendon.text(&["branch", "drop", "fix"]);
+    assert!(status("fix").starts_with(&before), "the rows of a dropped branch are found by its name");
+}
+
 /// Writes files of a megabyte for ever.
 const GROW: &str = "g=0; while true; do g=$((g+1)); head -c 1000000 /dev/zero > grow$g; sleep 0.02; done";
 

@@ -273,6 +273,14 @@ impl Store {
         }
     }
 
+    /// As [`Store::find_branch`]; also the last branch of the name that was dropped, whose rows in the audit stay.
+    pub fn find_audited_branch(&self, text: &str) -> Result<BranchId, BranchError> {
+        match self.find_branch(text) {
+            Err(BranchError::Dropped { id, .. }) => Ok(id),
+            found => found,
+        }
+    }
+
     /// Mounts the branch, or gives the mount that it has.
     pub fn mount(&self, branch: &BranchId) -> Result<Root, MountError> {
         if let Some(root) = self.inner.live.cached(branch, true) {

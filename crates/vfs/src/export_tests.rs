@@ -378,7 +378,7 @@ fn a_commit_is_made_and_nothing_else_is_touched() {
     assert!(matches!(again("main"), Err(ExportError::Exists(_))));
     git.run(&["symbolic-ref", "HEAD", "refs/heads/unborn"]).unwrap();
     assert!(matches!(again("unborn"), Err(ExportError::CheckedOut(_))));
-    for bad in ["", "..", "a b", "-x", "a..b", "x.lock", "@{", "a~1"] {
+    for bad in ["", "..", "a b", "-x", "@", "a..b", "x.lock", "@{", "a~1"] {
         assert!(matches!(again(bad), Err(ExportError::Name(..))), "{bad}");
     }
     assert!(!pwned.exists());

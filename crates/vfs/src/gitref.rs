@@ -41,7 +41,7 @@ pub(crate) fn export_ref(store: &Store, branch: &BranchId, to: &GitRef) -> Resul
     let target = format!("refs/heads/{}", to.name);
     let named = Git::new().ask(&["check-ref-format", &target]).map_err(DiffError::from)?;
     // As `git branch` has it; and the full name of a ref would become a part of one.
-    let odd = to.name.starts_with('-') || to.name == "HEAD" || to.name.starts_with("refs/");
+    let odd = to.name.starts_with('-') || ["HEAD", "@"].contains(&&*to.name) || to.name.starts_with("refs/");
     if named.is_none() || odd {
         return Err(ExportError::Name(to.name.clone(), "branch name"));
     }
@@ -195,7 +195,7 @@ impl Theirs {
             Err(GitError::Failed { stderr, .. }) if lacks(&stderr) => {
                 Err(ExportError::NoParent { repo: self.repo.clone(), commit: commit.to_owned() })
             }
-            Err(error) => Err(DiffError::from(error).into()),
+            Err(error) => Err(self.failed(error)),
         }
     }
 
@@ -204,8 +204,18 @@ impl Theirs {
         let upload = format!("--upload-pack={}{UPLOAD_PACK}", self.prefix);
         let args: [&std::ffi::OsStr; 5] =
             ["ls-remote".as_ref(), upload.as_ref(), "--".as_ref(), self.repo.as_os_str(), target.as_ref()];
-        let list = Git::new().text(&args).map_err(DiffError::from)?;
+        let list = Git::new().text(&args).map_err(|error| self.failed(error))?;
         Ok(list.lines().any(|line| line.split_once('\t').is_some_and(|(_, name)| name == target)))
+    }
+
+    /// What git said of their repository.
+    fn failed(&self, error: GitError) -> ExportError {
+        match error {
+            GitError::Failed { stderr, .. } if !stderr.contains("No space left") => {
+                ExportError::Repo { repo: self.repo.clone(), problem: stderr }
+            }
+            error => DiffError::from(error).into(),
+        }
     }
 
     fn push(&self, scratch: &Scratch, target: &str, to: &GitRef) -> Result<(), ExportError> {
@@ -236,7 +246,7 @@ impl Theirs {
             Err(GitError::Failed { stderr, .. }) if stderr.contains("stale info") => {
                 Err(ExportError::Exists(to.name.clone()))
             }
-            Err(error) => Err(DiffError::from(error).into()),
+            Err(error) => Err(self.failed(error)),
         }
     }
 }

@@ -14,7 +14,7 @@ const NAME: &str = "reserve";
 /// Enough to record some drops.
 const BYTES: u64 = 4 << 20;
 /// A disk with less than so many times as much has none to spare.
-const PLENTY: u64 = 8;
+const PLENTY: u64 = 2;
 
 /// Makes it, where there is plenty of room.
 pub(crate) fn keep(state_dir: &Path) {

@@ -7,7 +7,6 @@ use proto::http::{AuditCheckReply, SqlReply, SqlRequest, percent_encode};
 use proto::units::counted;
 use serde_json::{Value, json};
 
-use super::source::find_branch;
 use super::{App, branch_text, number};
 use crate::Outcome;
 use crate::output::{Paint, one_line};
@@ -71,12 +70,7 @@ async fn log(args: LogArgs, app: &App<'_>) -> Outcome {
     let client = app.client().await?;
     let mut branch = String::new();
     if let Some(name) = &args.branch {
-        // Rows of a dropped branch stay, so an id that no branch has any more is still a good filter.
-        let id = match name.parse::<proto::ids::BranchId>() {
-            Ok(id) => id,
-            Err(_) => find_branch(&client, name).await?.id,
-        };
-        branch = format!("&branch={}", percent_encode(id.as_str().as_bytes()));
+        branch = format!("&branch={}", percent_encode(name.as_bytes()));
     }
     // The runner gives so many at a time; one more than asked for tells whether there are more.
     let (mut since, mut left, mut all) = (args.since, u64::from(args.limit), Vec::new());

@@ -131,12 +131,16 @@ async fn follow(
     let _feeder = AbortOnDrop(feeder);
     let broken = |error: std::io::Error| host(format!("signals can't be received: {error}"));
     let mut interrupt = signal(SignalKind::interrupt()).map_err(broken)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(broken)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(broken)?;
     let mut resized = signal(SignalKind::window_change()).map_err(broken)?;
     let mut screen = Screen { output: app.output, own: request.pty.is_some(), cleaners: Default::default() };
-    let mut interrupts = 0;
+    let (mut interrupts, mut ending) = (0, false);
     let mut closed = false;
     let mut id = None;
     loop {
+        // An interrupt is for the command first; whoever ends tendon means both.
+        let mut end = false;
         tokio::select! {
             event = events.next() => match event.map_err(ClientError::into_body)? {
                 ExecLine::Started { exec } => id = Some(exec),
@@ -158,15 +162,25 @@ async fn follow(
                 interrupts += 1;
                 match &id {
                     Some(id) if interrupts == 1 => control(client, id, &ExecControl::Signal { signal: 2 }).await,
-                    Some(id) if interrupts == 2 => control(client, id, &ExecControl::Cancel {}).await,
-                    Some(_) | None => return Err(cancelled()),
+                    Some(_) | None => end = true,
                 }
             }
+            _ = terminate.recv() => end = true,
+            _ = hangup.recv() => end = true,
             _ = resized.recv(), if request.pty.is_some() => {
                 if let Some(id) = &id {
                     control(client, id, &ExecControl::Resize { size: window() }).await;
                 }
             }
+        }
+        match &id {
+            // Its record still comes.
+            Some(id) if end && !ending => {
+                ending = true;
+                control(client, id, &ExecControl::Cancel {}).await;
+            }
+            Some(_) | None if end => return Err(cancelled()),
+            Some(_) | None => {}
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use proto::units::show_millis;
+use proto::units::{counted, show_millis};
 use serde_json::json;
 
 use super::{App, host};
@@ -46,6 +46,10 @@ pub(crate) async fn run(args: RunnerArgs, app: &App<'_>) -> Outcome {
             app.output.line(format!("state    {}", info.state_dir));
             app.output.line(format!("clients  {}", info.clients.saturating_sub(1)));
             app.output.line(format!("running  {}", info.running));
+            if info.lingering > 0 {
+                let hands = counted(info.lingering.into(), "hand");
+                app.output.line(format!("         and background processes in {hands}"));
+            }
         }
         RunnerCommand::Stop => {
             app.output.progress("waiting for the runner to end");

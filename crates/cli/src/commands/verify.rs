@@ -178,6 +178,7 @@ struct Run<'a> {
     app: &'a App<'a>,
     interrupt: Signal,
     terminate: Signal,
+    hangup: Signal,
     id: Option<VerifyId>,
     cancelled: bool,
     /// What is done now, since when, and the last line it wrote.
@@ -193,6 +194,7 @@ impl<'a> Run<'a> {
             app,
             interrupt: receive(SignalKind::interrupt())?,
             terminate: receive(SignalKind::terminate())?,
+            hangup: receive(SignalKind::hangup())?,
             id: None,
             cancelled: false,
             now: ("starting".into(), Instant::now(), String::new()),
@@ -215,6 +217,7 @@ impl<'a> Run<'a> {
                 _ = tick.tick() => self.draw(),
                 _ = self.interrupt.recv() => self.cancel().await?,
                 _ = self.terminate.recv() => self.cancel().await?,
+                _ = self.hangup.recv() => self.cancel().await?,
             }
         }
     }

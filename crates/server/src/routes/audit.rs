@@ -16,10 +16,16 @@ pub(crate) async fn log(State(app): State<App>, RawQuery(query): RawQuery) -> Re
         None => Ok(default),
         Some(text) => text.parse::<u64>().map_err(|_| Problem::usage(format!("{name} must be a number"))),
     };
-    let branch = text("branch")
-        .map(|text| text.parse::<BranchId>().map_err(|error| Problem::usage(error.to_string())));
+    let branch = match text("branch") {
+        // Of an id that no branch has any more there may still be rows.
+        Some(text) => Some(match text.parse::<BranchId>() {
+            Ok(id) => id,
+            Err(_) => app.runner.with_store(move |store| store.find_audited_branch(&text)).await?,
+        }),
+        None => None,
+    };
     let filter = AuditFilter {
-        branch: branch.transpose()?,
+        branch,
         since: Some(number("since", 0)?),
         limit: Some(number("limit", 1000)?),
         ..AuditFilter::default()
