@@ -43,6 +43,8 @@ pub fn parse_bytes(text: &str) -> Result<u64, UnitError> {
     let bad = error("size", text, "like 512MiB, 2GiB or 1048576");
     let (number, unit) = split(text.trim());
     let (base, power): (u64, u32) = match unit.to_ascii_lowercase().as_str() {
+        // There is no part of a byte.
+        "" | "b" if number.contains('.') => return Err(bad(Bad::Form)),
         "" | "b" => (1, 0),
         "k" | "kib" => (1024, 1),
         "m" | "mib" => (1024, 2),
@@ -193,6 +195,8 @@ mod tests {
             ("1.", None),
             ("99999999999TiB", None),
             ("1.2.3G", None),
+            ("1.5", None),
+            ("1.5B", None),
         ] {
             assert_eq!(parse_bytes(text).ok(), want, "{text}");
         }
