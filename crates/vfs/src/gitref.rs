@@ -210,12 +210,12 @@ impl Theirs {
 
     /// What git said of their repository.
     fn failed(&self, error: GitError) -> ExportError {
-        match error {
-            GitError::Failed { stderr, .. } if !stderr.contains("No space left") => {
-                ExportError::Repo { repo: self.repo.clone(), problem: stderr }
-            }
-            error => DiffError::from(error).into(),
+        if let GitError::Failed { stderr, .. } = &error
+            && !stderr.contains("No space left")
+        {
+            return ExportError::Repo { repo: self.repo.clone(), problem: stderr.clone() };
         }
+        DiffError::from(error).into()
     }
 
     fn push(&self, scratch: &Scratch, target: &str, to: &GitRef) -> Result<(), ExportError> {
